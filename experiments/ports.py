@@ -1,0 +1,120 @@
+"""What the methods ask of the outside: models, judge, encoder, data, backend, tracker. Protocols only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from racelab.experiments.types import (
+    FloatArray,
+    GenerationRequest,
+    JudgeItem,
+    JudgeScores,
+    Prompt,
+    Sample,
+    TokenBatch,
+    UpdateStats,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A causal language model, live or frozen."""
+
+    eos_id: int
+    window: int
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; special tokens written in it are recognised, none is added."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text, special tokens removed."""
+
+    def chat(self, user: str, system: str | None = None) -> list[int]:
+        """Token ids of the model's chat template up to and including the assistant's header."""
+
+    def generate(self, requests: Sequence[GenerationRequest], rng: torch.Generator) -> list[list[Sample]]:
+        """All requests decoded in one batch; result[j] holds requests[j].n samples."""
+
+    def logprobs(
+        self,
+        groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
+        temperature: float = 1.0,
+    ) -> list[list[FloatArray]]:
+        """log p(tail_t | prefix, tail_<t) [T] for every tail of every (prefix, tails) group."""
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A frozen sentence encoder."""
+
+    def embed(self, texts: Sequence[str]) -> FloatArray:
+        """[n, D], rows of unit length. Equal texts give equal rows."""
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """The frozen judge J(x, y; R) of Eq 2."""
+
+    def score(self, items: Sequence[JudgeItem]) -> JudgeScores:
+        """One call per response, the whole rubric at once; no call where the rubric is None."""
+
+    def describe(self) -> dict[str, object]:
+        """Kind, model hash, calibration: all that is needed to score the same again (JSON values)."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Holds the trained weights and the optimiser."""
+
+    policy: LanguageModel
+    reference: LanguageModel
+
+    def update(self, batch: TokenBatch) -> UpdateStats:
+        """One GRPO update (Eq 4). An empty batch changes nothing."""
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Trained parameters and optimiser state, by name. Frozen weights are not in it."""
+
+    def state_meta(self) -> dict[str, Any]:
+        """JSON part of the state: base model hash, optimiser step, schedule position."""
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
+        """Restores both. Raises CheckpointError if the base model's hash differs."""
+
+
+@runtime_checkable
+class PromptStream(Protocol):
+    """An endless, seeded, resumable order of training prompts."""
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next n prompts; an epoch is a seeded permutation, no prompt twice inside one."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON: enough to go on at the very next prompt."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Undoes `state`."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Remembers what happened. Never blocks a step, never raises into it for want of a server."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Values of one step; a value that is not finite is counted under `health/nonfinite/<name>` instead."""
+
+    def rows(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Rows of a table; each row has a `step`."""
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Run-level facts."""
+
+    def state(self) -> dict[str, Any]:
+        """Durable position (flushed first), stored in the checkpoint."""
+
+    def close(self, status: str, reason: str = "") -> None:
+        """`finished`, `failed` or `interrupted`."""
