@@ -1,0 +1,381 @@
+"""The shape of every run's configuration, checked before anything heavy is imported.
+
+Values come from the YAML files beside this module; the reason for each value stands there. Fields without a
+default must be given by a YAML file, so that no number hides in code. All models are frozen and refuse unknown
+keys. Rules that tie keys together stand in the validators; what cannot be reached at run time (targets, thresholds)
+is judged by `check.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A frozen block of keys; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class RunConfig(Section):
+    """What to run, how long, where it lands."""
+
+    name: str = Field(description="Name of the run; empty: made from method, variant and seed.", max_length=80)
+    root: str = Field(description="Folder of all runs; empty: $RACELAB_HOME/runs, else ./runs.")
+    seed: int = Field(ge=0, lt=2**31)
+    policy_updates: Count = Field(description="Budget: policy steps. Rubric steps come on top (RACE App. D).")
+    max_steps: int | None = Field(ge=1, description="Hard limit on policy and rubric steps together; null: none.")
+    threads: int = Field(ge=0, description="CPU threads of the compute library; 0: all cores.")
+    samples_every: Count = Field(description="Keep generated texts of every n-th step in the `samples` table.")
+
+
+class ModelConfig(Section):
+    """The trained model: policy and rubric generator share its weights (RACE §5)."""
+
+    source: str = Field(min_length=1, description="smollm2-135m (ships with the setup), a folder, or a hub name.")
+    sha256: str | None = Field(description="Expected SHA-256 of the weights; null: whatever is found is recorded.")
+    revision: str | None = Field(description="Hub revision; null: the default branch.")
+    engine: Literal["auto", "fast", "plain"]
+    compute_dtype: Literal["bfloat16", "float32"]
+    device: Literal["auto", "cpu", "cuda"]
+    train_from_layer: int = Field(ge=0, description="Layers below it stay frozen; 0 trains everything.")
+
+
+class JudgeConfig(Section):
+    """The frozen judge J of Eq 2."""
+
+    kind: Literal["likelihood", "digit", "json"]
+    source: str = Field(min_length=1, description="`policy`: the untrained policy, frozen; or as model.source.")
+    sha256: str | None
+    revision: str | None
+    temperature: NonNegative
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+    thinking: bool
+    max_tokens: Count
+    calibration_prompts: Count = Field(description="likelihood: prompts whose base samples set the scales.")
+    calibration_samples: Count
+    slope: Positive
+    copy_free: Annotated[float, Field(ge=0.0, lt=1.0)]
+    min_words: Count
+    unfinished_factor: Fraction
+
+
+class EncoderConfig(Section):
+    """The frozen encoder of Eq 7."""
+
+    source: str = Field(min_length=1)
+    sha256: str | None
+    revision: str | None
+    pooling: Literal["mean", "last_token"]
+    max_length: Count
+
+
+class SamplingConfig(Section):
+    """How one role samples."""
+
+    max_tokens: Count
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class RubricConfig(SamplingConfig):
+    """How the rubric role samples and what counts as a usable rubric (Eq 1)."""
+
+    format: Literal["lines", "json"]
+    min_criteria: Count
+    max_criteria: Count
+    on_parse_failure: Literal["nan", "raw_text"]
+    drop_copied_examples: bool
+
+    @model_validator(mode="after")
+    def _order(self) -> RubricConfig:
+        if self.min_criteria > self.max_criteria:
+            raise ValueError(f"min_criteria {self.min_criteria} is above max_criteria {self.max_criteria}")
+        return self
+
+
+class RoutingConfig(Section):
+    """Eqs 5-9. `mode`: full; sigma_zero drops only groups whose rewards are all equal; off trains on all."""
+
+    mode: Literal["full", "sigma_zero", "off"]
+    mask_uninformative: bool = Field(description="False: routed groups still train the policy (ablation).")
+    sigma_rt: Fraction
+    tau_tie: Fraction
+    eps_tie: Positive
+    d_tri: Fraction
+    d_emb: Annotated[float, Field(ge=0.0, le=2.0)]
+
+
+class PoolConfig(Section):
+    """The rubric training pool (Eqs 10-11)."""
+
+    capacity: Count
+    min_pool: Count
+    min_margin: Fraction
+    fill: Literal["rubric_failed", "uniform"]
+
+    @model_validator(mode="after")
+    def _fits(self) -> PoolConfig:
+        if self.min_pool > self.capacity:
+            raise ValueError(f"min_pool {self.min_pool} is above capacity {self.capacity}: no phase could switch")
+        return self
+
+
+class RubricRewardConfig(Section):
+    """Eqs 15-16."""
+
+    eps_norm: Positive
+    clip: Positive
+    denominator: Literal["sum", "max"]
+    format_weight: NonNegative
+    invalid_reward: float | None = Field(description="Reward of an unusable candidate rubric; null: NaN.")
+
+
+class TrqcConfig(Section):
+    """The target-rate quarantine controller, Eqs 18-20. Both gains 0: static thresholds."""
+
+    q_target: Annotated[float, Field(gt=0.0, lt=1.0)]
+    alpha_q: Annotated[float, Field(gt=0.0, le=1.0)]
+    eta_sigma: NonNegative
+    eta_tau: NonNegative
+    eps_q: Positive
+    calibrate_steps: int = Field(ge=0)
+
+
+class PhaseConfig(Section):
+    """Eqs 12-14 and 21-22: when to switch, and how the switching thresholds adapt."""
+
+    mode: Literal["event", "fixed", "random"]
+    fixed: tuple[Count, Count] = Field(description="Policy and rubric steps a phase under mode=fixed.")
+    sigma_sw: Fraction
+    mu_sat: Fraction
+    alpha: Annotated[float, Field(gt=0.0, le=1.0)]
+    tau_sat: Fraction
+    window: Count
+    tau_imp: float
+    plateau_signal: Literal["s_rubric", "gain"]
+    max_rubric_steps: int | None = Field(ge=1)
+    policy_target: Count
+    rubric_target: Count
+    policy_window: Count
+    rubric_window: Count
+    eta_policy: NonNegative
+    eta_rubric: NonNegative
+    tau_sat_range: tuple[Fraction, Fraction]
+    tau_imp_range: tuple[float, float]
+
+    @model_validator(mode="after")
+    def _ranges(self) -> PhaseConfig:
+        for key, value, (low, high) in (
+            ("tau_sat", self.tau_sat, self.tau_sat_range),
+            ("tau_imp", self.tau_imp, self.tau_imp_range),
+        ):
+            if not low <= high:
+                raise ValueError(f"{key}_range [{low}, {high}] is empty")
+            if not low <= value <= high:
+                raise ValueError(f"{key} {value} lies outside {key}_range [{low}, {high}]")
+        if self.max_rubric_steps is not None and self.max_rubric_steps < 2 * self.window:
+            raise ValueError(
+                f"max_rubric_steps {self.max_rubric_steps} is below 2 x window = {2 * self.window}: "
+                "no rubric phase could end by its plateau trigger"
+            )
+        return self
+
+
+class RaceConfig(Section):
+    """RACE (Algorithm 1)."""
+
+    name: Literal["race"]
+    variant: str = Field(min_length=1)
+    prompts_per_step: Count = Field(description="N, prompts of a policy step (Table 7: batch size).")
+    entries_per_rubric_step: Count = Field(description="Pool entries of a rubric step (Algorithm 1: N_batch).")
+    group_size: int = Field(ge=2, description="G, responses per prompt and candidate rubrics per entry.")
+    advantage_eps: Positive
+    loss_normalisation: Literal["informative_groups", "token_mean", "over_all_groups"]
+    response: SamplingConfig
+    rubric: RubricConfig
+    routing: RoutingConfig
+    pool: PoolConfig
+    rubric_reward: RubricRewardConfig
+    trqc: TrqcConfig
+    phase: PhaseConfig
+
+
+class LearnerConfig(Section):
+    """The GRPO update (Eq 4) and its optimiser."""
+
+    lr: Positive
+    schedule: Literal["constant", "cosine"]
+    warmup_steps: int = Field(ge=0)
+    betas: tuple[Fraction, Fraction]
+    weight_decay: NonNegative
+    max_grad_norm: Positive
+    kl_beta: NonNegative
+    clip_ratio: Positive
+    epochs: Count
+    minibatches: Count
+    max_tokens_per_microbatch: Count
+
+
+class DataCommon(Section):
+    """Keys of every data source."""
+
+    limit: int | None = Field(ge=1, description="Training prompts drawn (seeded) from the source; null: all.")
+    heldout: Count = Field(description="Validation prompts, disjoint from the training prompts.")
+    max_prompt_tokens: Count
+    on_long_prompt: Literal["error", "truncate", "drop"]
+    deduplicate: bool
+
+
+class PackageData(DataCommon):
+    """The prompts that ship with racelab."""
+
+    source: Literal["package"]
+    difficulty: Literal["tiny", "full", "all"]
+    categories: tuple[str, ...] = Field(description="Empty: all.")
+
+
+class ReasoningGymData(DataCommon):
+    """Procedural tasks with checkable answers."""
+
+    source: Literal["reasoning-gym"]
+    datasets: tuple[str, ...] = Field(min_length=1)
+    size: Count
+    seed: int
+
+
+class FileData(DataCommon):
+    """A local .jsonl, .parquet or .csv file."""
+
+    source: Literal["file"]
+    path: str = Field(min_length=1)
+    prompt_field: str = Field(min_length=1)
+    id_field: str | None
+    category_field: str | None
+    check_field: str | None
+
+
+class HubData(DataCommon):
+    """A data set by its hub name; prompts only."""
+
+    source: Literal["hub"]
+    name: str = Field(min_length=1)
+    split: str
+    prompt_field: str
+    revision: str | None
+
+
+DataConfig = Annotated[PackageData | ReasoningGymData | FileData | HubData, Field(discriminator="source")]
+
+
+class ValidateConfig(Section):
+    """The fixed held-out view before and after training."""
+
+    samples: int = Field(ge=1, description="Samples per held-out prompt.")
+    temperatures: tuple[Positive, ...] = Field(min_length=1, description="First: the training temperature.")
+    every: int = Field(ge=0, description="Also validate every n policy steps; 0: only before and after.")
+    bootstrap: Count
+    judge_report: bool = Field(description="AUC and attack scores of the judge in the summary.")
+
+
+class BackendConfig(Section):
+    """Who trains. `local`: one process, one device. `verl`: Ray, FSDP and vLLM on many GPUs."""
+
+    name: Literal["local", "verl"]
+    nodes: Count
+    gpus_per_node: int = Field(ge=0)
+    learner_ranks: Count
+    rollout_engines: int = Field(ge=0)
+    tensor_parallel: Count
+    micro_batch_per_device: int | None = Field(ge=1)
+    packed_tokens: int | None = Field(ge=1)
+    max_lag: int = Field(ge=0)
+    truncated_is: float | None = Field(gt=0.0)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all (Table 7: 16)."""
+        return self.nodes * self.gpus_per_node
+
+
+class LauncherConfig(Section):
+    """Where the run starts; in this version only here (`inline`)."""
+
+    name: Literal["inline"]
+
+
+class TrackingConfig(Section):
+    """MLflow, fed from the run's spool by a process of its own."""
+
+    mlflow: bool
+    uri: str = Field(description="Empty: $MLFLOW_TRACKING_URI, else sqlite beside the runs.")
+    experiment: str = Field(min_length=1)
+    wait_s: NonNegative = Field(description="Seconds to wait for the last records at the end of a run.")
+
+
+class CheckpointConfig(Section):
+    """When to save, what to keep."""
+
+    every: Count = Field(description="Steps between checkpoints; one is always written at the end.")
+    keep_last: Count
+
+
+class Config(Section):
+    """A whole run."""
+
+    preset: str
+    run: RunConfig
+    method: RaceConfig
+    model: ModelConfig
+    judge: JudgeConfig
+    encoder: EncoderConfig
+    learner: LearnerConfig
+    data: DataConfig
+    validation: ValidateConfig
+    backend: BackendConfig
+    launcher: LauncherConfig
+    tracking: TrackingConfig
+    checkpoint: CheckpointConfig
+
+    @model_validator(mode="after")
+    def _backend_honours(self) -> Config:
+        """An option that the chosen backend cannot honour is an error, never ignored."""
+        if self.backend.name != "local":
+            return self
+        b = self.backend
+        for key, value, allowed in (
+            ("nodes", b.nodes, 1),
+            ("learner_ranks", b.learner_ranks, 1),
+            ("tensor_parallel", b.tensor_parallel, 1),
+            ("rollout_engines", b.rollout_engines, 0),
+            ("micro_batch_per_device", b.micro_batch_per_device, None),
+            ("packed_tokens", b.packed_tokens, None),
+            ("max_lag", b.max_lag, 0),
+            ("truncated_is", b.truncated_is, None),
+        ):
+            if value != allowed:
+                raise ValueError(f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}")
+        if b.gpus_per_node > 1:
+            raise ValueError(f"backend.gpus_per_node={b.gpus_per_node} needs backend=verl; local takes 0 or 1")
+        return self
+
+    @model_validator(mode="after")
+    def _cross(self) -> Config:
+        m, v = self.method, self.validation
+        if self.data.limit is not None and self.data.limit < m.prompts_per_step:
+            raise ValueError(
+                f"data.limit={self.data.limit} is below method.prompts_per_step={m.prompts_per_step}: "
+                "a batch would hold the same prompt twice"
+            )
+        if len(set(v.temperatures)) != len(v.temperatures):
+            raise ValueError(f"validation.temperatures {list(v.temperatures)} holds a value twice")
+        if self.learner.minibatches > m.prompts_per_step * m.group_size:
+            raise ValueError("learner.minibatches is above the number of samples of a step")
+        return self
