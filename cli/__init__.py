@@ -1,1 +1,1 @@
-"""."""
+"""The command line: one small file per command, imported only when it is called."""

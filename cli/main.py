@@ -1,0 +1,317 @@
+"""`racelab`: the commands' names, options and help. What a command does is imported when it is called.
+
+Only Typer is imported here, so that help and completion stay quick; a test holds the list of modules that
+`racelab --help` must not load.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from racelab.configs.suggest import did_you_mean, near
+from racelab.experiments.errors import RacelabError
+
+_DEBUG = "RACELAB_DEBUG"
+_EXTRAS = {
+    "torch": "local",
+    "transformers": "local",
+    "safetensors": "local",
+    "tokenizers": "local",
+    "gguf": "local",
+    "reasoning_gym": "tasks",
+}
+"""Optional package -> the extra that brings it."""
+
+_BODIES = {
+    "train": "racelab.cli.train:train",
+    "config show": "racelab.cli.config:show",
+    "config diff": "racelab.cli.config:diff",
+    "config check": "racelab.cli.config:check",
+    "runs": "racelab.cli.runs:runs",
+    "show": "racelab.cli.show:show",
+    "sync": "racelab.cli.sync:sync",
+    "ui": "racelab.cli.ui:ui",
+    "doctor": "racelab.cli.doctor:doctor",
+}
+"""Command -> `module:function`; the function takes what the command parsed and returns the exit code."""
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Config overrides, e.g. preset=paper run.seed=1.", show_default=False),
+]
+ConfigDir = Annotated[
+    list[Path] | None,
+    typer.Option("--config-dir", metavar="DIR", help="Extra folder of YAML configs; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable JSON on stdout.")]
+
+
+def _colour() -> bool:
+    """Boxes and colours only on a terminal."""
+    return sys.stdout.isatty()
+
+
+app = typer.Typer(
+    name="racelab",
+    help="Run, track and look at RACE, reinforcement learning with evolving rubrics.",
+    rich_markup_mode="rich" if _colour() else None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Show, compare and check configurations.")
+app.add_typer(config_app, name="config")
+
+
+def _run(command: str, /, **arguments: Any) -> int:
+    """Imports the command's module and runs it."""
+    module, _, function = _BODIES[command].partition(":")
+    code = getattr(importlib.import_module(module), function)(**arguments)
+    assert isinstance(code, int)
+    return code
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"racelab {version('racelab')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (also RACELAB_DEBUG=1).")] = False,
+) -> int:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+    return 0
+
+
+@app.command()
+def train(
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with a run: id, prefix, name, path or latest.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compose and check; start nothing.")] = False,
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Train: RACE with the embedded model, unless the overrides say otherwise."""
+    return _run(
+        "train",
+        overrides=overrides or [],
+        resume=resume,
+        seeds=seeds,
+        dry_run=dry_run,
+        config_dirs=config_dir or [],
+        json_output=json_output,
+    )
+
+
+@config_app.callback(invoke_without_command=True)
+def _config_top(ctx: typer.Context) -> int:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+    return 0
+
+
+@config_app.command("show")
+def config_show(
+    overrides: Overrides = None,
+    source: Annotated[bool, typer.Option("--source", help="Name the file and line of every value.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="KEY", help="One key: value, where it is set, and why.")
+    ] = None,
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Print the composed configuration."""
+    return _run(
+        "config show",
+        overrides=overrides or [],
+        source=source,
+        explain=explain,
+        config_dirs=config_dir or [],
+        json_output=json_output,
+    )
+
+
+@config_app.command("diff")
+def config_diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="A preset, a run, or overrides in quotes.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Print the keys in which two configurations differ, with the reason for each value."""
+    return _run("config diff", left=left, right=right, config_dirs=config_dir or [], json_output=json_output)
+
+
+@config_app.command("check")
+def config_check(
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if there is any finding.")] = False,
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Say which targets and thresholds this configuration can never reach."""
+    return _run(
+        "config check",
+        overrides=overrides or [],
+        strict=strict,
+        config_dirs=config_dir or [],
+        json_output=json_output,
+    )
+
+
+@app.command()
+def runs(
+    root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most this many; 0: all.")] = 20,
+    json_output: Json = False,
+) -> int:
+    """List the runs, newest first."""
+    return _run("runs", root=root, limit=limit, json_output=json_output)
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix, name, path, or latest.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The rubrics and responses of step N.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+    json_output: Json = False,
+) -> int:
+    """Show a run, or the texts and scores of one of its steps."""
+    return _run("show", run=run, step=step, root=root, json_output=json_output)
+
+
+@app.command()
+def sync(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run id, prefix, name, path, latest; none: all.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+    json_output: Json = False,
+) -> int:
+    """Deliver to MLflow what a run's record holds and MLflow lacks."""
+    return _run("sync", run=run, root=root, json_output=json_output)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: a free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
+    root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+    json_output: Json = False,
+) -> int:
+    """Start the MLflow UI on the runs; Ctrl-C stops it."""
+    return _run("ui", port=port, open_browser=open_browser, root=root, json_output=json_output)
+
+
+@app.command()
+def doctor(
+    root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+    json_output: Json = False,
+) -> int:
+    """Check what `train` needs, and say how to mend what is missing."""
+    return _run("doctor", root=root, json_output=json_output)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `racelab` script; leaves with the exit code of the command.
+
+    0 ok, 1 failed at run time, 2 usage or config, 4 backend or server out of reach, 130 SIGINT, 143 SIGTERM.
+    """
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    sys.exit(_main(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _on_sigterm(signum: int, frame: FrameType | None) -> None:
+    sys.exit(143)
+
+
+def _main(words: list[str]) -> int:
+    """Runs one command line and turns every error into one line and a code."""
+    debug = "--debug" in words or os.environ.get(_DEBUG, "") not in ("", "0")
+    # `--debug` may stand anywhere: who needs it adds it to the end of the line that has just failed.
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = app(words, prog_name="racelab", standalone_mode=False)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _report(error, debug)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: Exception, debug: bool) -> int:
+    """The error on stderr, one line per problem; returns the exit code."""
+    if isinstance(error, RacelabError):
+        for line in str(error).splitlines():
+            _say(f"error: {line}")
+        return error.exit_code
+    usage = getattr(error, "format_message", None)
+    if callable(usage):
+        _say(f"error: {_usage(error, str(usage()))}")
+        return 2
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing in _EXTRAS:
+        _say(f"error: {missing} is not installed; run: pip install 'racelab[{_EXTRAS[missing]}]'")
+        return 2
+    first = next(iter(str(error).splitlines()), "")
+    place = "" if debug else f"; traceback in {_keep_traceback(error)}"
+    _say(f"error: unexpected {type(error).__name__}: {first}{place}")
+    return 1
+
+
+def _usage(error: Exception, message: str) -> str:
+    """A usage error with the near option and the command's help line."""
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "racelab")
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and isinstance(option, str):
+        known = [name for parameter in context.command.params for name in parameter.opts] if context else []
+        message = f"no such option {option}{did_you_mean(near(option, known))}"
+    return f"{message[:1].lower()}{message[1:].rstrip('.')} (see {path} --help)"
+
+
+def _keep_traceback(error: Exception) -> str:
+    """Writes the traceback to a file of its own; returns its path."""
+    handle, path = tempfile.mkstemp(prefix="racelab-", suffix=".traceback.txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.writelines(traceback.format_exception(error))
+    return path
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
