@@ -48,7 +48,7 @@ _BODIES = {
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Config overrides, e.g. preset=paper run.seed=1.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, as preset=paper run.seed=1.", show_default=False),
 ]
 ConfigDir = Annotated[
     list[Path] | None,
