@@ -1,0 +1,331 @@
+"""A run's folder: created before anything starts, locked while an attempt works in it.
+
+Inside `<root>/<run id>/`:
+
+- `run.json`: what the run is and how it stands (written first)
+- `attempts.json`: one entry per attempt, where it started from and on which host
+- `attempts/<n>/`: logs of attempt n
+- `config/`: composed.yaml, overrides.json
+- `env/`: environment.json (versions, platform, git), git.diff
+- `spool/<n>.jsonl`: the record of attempt n (the truth; see `tracking/spool.py`)
+- `tables/`: parquet tables with JSON twins; `manifest.json` beside the folder
+- `checkpoints/`: see `checkpoint.py`
+- `lock`, `heartbeat`: held and touched while an attempt lives
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from racelab.experiments.environment import git_diff, redact, snapshot
+from racelab.experiments.errors import RunFolderError
+from racelab.experiments.fsio import (
+    explain,
+    file_lock,
+    is_locked,
+    now_iso,
+    read_json,
+    try_flock,
+    write_json_atomic,
+    write_text_atomic,
+)
+
+__all__ = [
+    "SCHEMA",
+    "RunFolder",
+    "RunLock",
+    "check_name",
+    "read_json",
+    "write_json_atomic",
+    "write_text_atomic",
+]
+
+SCHEMA: Final = 1
+"""Version of the folder's layout; `open` refuses any other."""
+HEARTBEAT_S: Final = 10.0
+"""Seconds between two touches of the heartbeat file."""
+STALE_S: Final = 120.0
+"""A heartbeat older than this many seconds means that nobody works on the run any more."""
+
+Status = Literal["queued", "running", "finished", "failed", "interrupted", "stale"]
+_STORED: Final = frozenset({"queued", "running", "finished", "failed", "interrupted"})
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@,-]{0,119}")
+_LOCK_WAIT_S: Final = 0.5  # `status` probes the lock for an instant; an attempt must not fail because of it
+
+
+def check_name(name: str) -> str:
+    """`name` itself.
+
+    Raises:
+        RunFolderError: it could leave the run root (separators, `..`) or is not a plain file name.
+    """
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise RunFolderError(
+            f"run name {name!r} cannot be used; take 1-120 letters, digits and . _ = + @ , - without '..', "
+            "starting with a letter or digit"
+        )
+    return name
+
+
+def _random_suffix() -> str:
+    return secrets.token_hex(3)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A handle on a run's folder; it holds no state, every read goes to the disk.
+
+    Attributes:
+        path: absolute.
+        run_id: name of the folder, `<UTC time>-<suffix>`; run ids sort by time of creation.
+    """
+
+    path: Path
+    run_id: str
+
+    @classmethod
+    def create(
+        cls,
+        root: str | os.PathLike[str],
+        name: str,
+        *,
+        composed_yaml: str,
+        overrides: Sequence[str],
+        info: Mapping[str, Any],
+        suffix: Callable[[], str] = _random_suffix,
+        clock: Callable[[], datetime] | None = None,
+    ) -> RunFolder:
+        """Makes the folder of a new run, status `queued`.
+
+        Args:
+            root: the folder of all runs; made if missing.
+            name: what people call the run; need not be unique.
+            composed_yaml: the whole config, as text.
+            overrides: the words typed on the command line.
+            info: facts for `run.json` (kind, method, variant, task, condition, seed, steps, ...).
+            suffix: gives the part of the run id that tells runs of one second apart.
+            clock: the time of creation (UTC); now by default.
+
+        Raises:
+            RunFolderError: the name could leave `root`, or nothing can be written there.
+        """
+        check_name(name)
+        started = (clock or (lambda: datetime.now(UTC)))()
+        base = Path(root).absolute()
+        run = cls._new_folder(base, started, suffix)
+        record = {
+            "name": name, "kind": "", "method": "", "variant": "", "task": "", "condition": "", "seed": None,
+            "steps": 0, "mlflow_run_id": None, "reason": "",
+            **info,
+            "schema": SCHEMA, "run_id": run.run_id, "status": "queued",
+            "started": started.isoformat(timespec="milliseconds"),
+        }  # fmt: skip
+        try:
+            write_json_atomic(run.path / "run.json", record)
+            write_json_atomic(run.path / "attempts.json", [])
+            for folder in ("attempts", "config", "env", "spool", "tables", "checkpoints"):
+                (run.path / folder).mkdir()
+            write_text_atomic(run.path / "config" / "composed.yaml", redact(composed_yaml))
+            write_json_atomic(run.path / "config" / "overrides.json", [redact(word) for word in overrides])
+            write_json_atomic(run.path / "env" / "environment.json", snapshot(Path.cwd()))
+            diff = git_diff(Path.cwd())
+            if diff:
+                write_text_atomic(run.path / "env" / "git.diff", diff)
+        except OSError as error:
+            shutil.rmtree(run.path, ignore_errors=True)
+            raise RunFolderError(f"cannot create a run in {base}: {explain(error)}") from error
+        except (RunFolderError, ValueError, TypeError):
+            shutil.rmtree(run.path, ignore_errors=True)
+            raise
+        return run
+
+    @classmethod
+    def _new_folder(cls, root: Path, started: datetime, suffix: Callable[[], str]) -> RunFolder:
+        for _ in range(20):
+            run_id = check_name(f"{started:%Y%m%dT%H%M%S}-{suffix()}")
+            path = root / run_id
+            try:
+                root.mkdir(parents=True, exist_ok=True)
+                path.mkdir()
+            except FileExistsError:
+                if not root.is_dir():
+                    raise RunFolderError(f"{root} is not a folder; choose another run.root") from None
+                continue
+            except OSError as error:
+                raise RunFolderError(f"cannot create a run in {root}: {explain(error)}") from error
+            return cls(path, run_id)
+        raise RunFolderError(f"no free run id in {root} for {started.isoformat()}; try again in a second")
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The run in `path`.
+
+        Raises:
+            RunFolderError: there is no run, or its layout has another schema number.
+        """
+        folder = Path(path).absolute()
+        if not (folder / "run.json").is_file():
+            raise RunFolderError(f"no run in {folder} (run.json is missing); `racelab runs` lists the runs")
+        record = read_json(folder / "run.json")
+        schema = record.get("schema") if isinstance(record, dict) else None
+        if schema != SCHEMA:
+            raise RunFolderError(
+                f"{folder / 'run.json'} has schema {schema}, this racelab reads schema {SCHEMA}; "
+                "use the racelab version named in its env/environment.json"
+            )
+        return cls(folder, str(record.get("run_id", folder.name)))
+
+    @property
+    def spool_dir(self) -> Path:
+        """Where the attempts' records are."""
+        return self.path / "spool"
+
+    def info(self) -> dict[str, Any]:
+        """The content of `run.json`."""
+        record: dict[str, Any] = read_json(self.path / "run.json")
+        return record
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """`attempts.json`, oldest first: {attempt, from_step, started, pid, host, slurm_job_id}."""
+        entries: list[dict[str, Any]] = read_json(self.path / "attempts.json")
+        return entries
+
+    def update(self, **fields: Any) -> None:
+        """Changes fields of `run.json`; safe beside another process that changes others.
+
+        Raises:
+            RunFolderError: unknown status, or the file cannot be written.
+        """
+        if "status" in fields and fields["status"] not in _STORED:
+            raise RunFolderError(f"status {fields['status']!r} of {self.path} is none of {sorted(_STORED)}")
+        with file_lock(self.path / ".run.json.lock"):
+            write_json_atomic(self.path / "run.json", self.info() | fields)
+
+    def lock(self) -> RunLock:
+        """Takes the run for this process until the lock is released or the process ends.
+
+        Raises:
+            RunFolderError: another process has it; the message names its pid and host.
+        """
+        return RunLock(self)
+
+    def begin_attempt(self, from_step: int = 0) -> int:
+        """Registers a new attempt, to be called with the lock held; returns its number, from 1.
+
+        Args:
+            from_step: last step that the restored checkpoint holds; what earlier attempts wrote for later
+                steps is superseded from now on.
+        """
+        entries = self.attempts()
+        number = 1 + max((int(entry["attempt"]) for entry in entries), default=0)
+        try:
+            (self.path / "attempts" / str(number)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"cannot begin attempt {number} of {self.path}: {explain(error)}") from error
+        entry = {
+            "attempt": number, "from_step": from_step, "started": now_iso(), "pid": os.getpid(),
+            "host": socket.gethostname(), "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        }  # fmt: skip
+        write_json_atomic(self.path / "attempts.json", [*entries, entry])
+        self.update(status="running", reason="")
+        return number
+
+    def status(self) -> Status:
+        """The stored status, or `stale` for a run that says it is running though nobody works on it."""
+        stored: Status = self.info()["status"]
+        if stored != "running" or self.is_held():
+            return stored
+        return "stale"
+
+    def is_held(self) -> bool:
+        """Whether a live process works on the run: the lock is taken and the heartbeat is fresh.
+
+        A holder on another host is judged by its heartbeat alone, since not every network filesystem tells
+        hosts of each other's locks.
+        """
+        holder = self.holder()
+        age = self.heartbeat_age()
+        fresh = age is not None and age < STALE_S
+        if holder is None or not fresh:
+            return False
+        return holder.get("host") != socket.gethostname() or is_locked(self.path / "lock")
+
+    def holder(self) -> dict[str, Any] | None:
+        """{pid, host, since} of the process that last took the lock; None if nobody ever did or it let go."""
+        try:
+            holder = json.loads((self.path / "lock").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return holder if isinstance(holder, dict) else None
+
+    def heartbeat_age(self) -> float | None:
+        """Seconds since the last sign of life, None if there never was one."""
+        try:
+            return max(0.0, time.time() - (self.path / "heartbeat").stat().st_mtime)
+        except OSError:
+            return None
+
+
+class RunLock:
+    """The exclusive right to work in a run folder, with a thread that touches the heartbeat.
+
+    A context manager. The lock is a `flock`: it goes away with the process, however that ends.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        """Takes the lock at once. Raises RunFolderError if another process has it."""
+        self.run = run
+        path = run.path / "lock"
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunFolderError(f"cannot lock {run.path}: {explain(error)}") from error
+        if not try_flock(self._fd, _LOCK_WAIT_S):
+            os.close(self._fd)
+            holder = run.holder() or {}
+            raise RunFolderError(
+                f"run {run.run_id} is in use by pid {holder.get('pid', '?')} on host "
+                f"{holder.get('host', '?')}; wait for it, or stop it with `racelab cancel`"
+            )
+        body = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now_iso()})
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, body.encode(), 0)
+        (run.path / "heartbeat").touch()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="racelab-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            with contextlib.suppress(OSError):  # a full disk must not kill the thread; utime needs no space
+                os.utime(self.run.path / "heartbeat")
+
+    def release(self) -> None:
+        """Lets go; a second call does nothing."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join()
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+    def __enter__(self) -> RunLock:
+        """Itself; the lock is already taken."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Releases."""
+        self.release()

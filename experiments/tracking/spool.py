@@ -1,0 +1,258 @@
+"""The spool: one append-only JSON-lines file per attempt, the only record that a run has to write.
+
+A line is one of
+
+- `{"kind": "metrics", "step", "ts", "values": {name: number}}`
+- `{"kind": "rows", "step", "ts", "table", "rows": [{column: value}]}`
+- `{"kind": "tags", "step", "ts", "values": {name: text}}`
+- `{"kind": "end", "step", "ts", "status", "reason"}`
+
+`ts` is milliseconds since the epoch, fixed when the line is written, so that delivering a line twice is
+recognised as the same point. JSON knows no NaN: in rows NaN and infinities become null, in metrics they
+become `health/nonfinite/<name>` = 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from racelab.experiments.errors import DataError, RunFolderError
+from racelab.experiments.fsio import explain
+from racelab.experiments.runfolder import RunFolder
+
+Record = dict[str, Any]
+KINDS: Final = frozenset({"metrics", "rows", "tags", "end"})
+_TAIL_BLOCK: Final = 1 << 16
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class SpoolWriter:
+    """Appends to `spool/<attempt>.jsonl`, one write call per `append`.
+
+    What `append` returned from survives the death of the process; what `sync` returned from survives the
+    death of the machine. A line torn by a killed process is cut off when its file is opened again.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
+        """Opens or creates `path`; cuts a torn last line. Raises RunFolderError if that is impossible."""
+        self.path = path
+        self._clock = clock
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.offset = whole_lines(self._fd)
+            os.ftruncate(self._fd, self.offset)
+        except OSError as error:
+            raise RunFolderError(f"cannot open {path}: {explain(error)}") from error
+        self.lines = 0
+        """Lines written through this writer."""
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the records in one call; each gets its `ts`.
+
+        Raises:
+            RunFolderError: the disk is full; the lines before are whole and none of the new ones is there.
+            ValueError: a record that JSON cannot hold, or of an unknown kind.
+        """
+        stamp = self._clock()
+        lines = [encode({**record, "ts": stamp}) for record in records]
+        if not lines:
+            return
+        data = b"".join(lines)
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._fd, memoryview(data)[done:], self.offset + done)
+        except OSError as error:
+            os.ftruncate(self._fd, self.offset)
+            raise RunFolderError(f"cannot append to {self.path}: {explain(error)}") from error
+        self.offset += len(data)
+        self.lines += len(lines)
+
+    def sync(self) -> int:
+        """Waits until the disk has everything; returns the length of the file in bytes."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise RunFolderError(f"cannot flush {self.path}: {explain(error)}") from error
+        return self.offset
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def whole_lines(fd: int) -> int:
+    """Length in bytes of the file up to and including its last newline."""
+    end = os.fstat(fd).st_size
+    while end > 0:
+        start = max(0, end - _TAIL_BLOCK)
+        cut = os.pread(fd, end - start, start).rfind(b"\n")
+        if cut >= 0:
+            return start + cut + 1
+        end = start
+    return 0
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """One line.
+
+    Raises:
+        ValueError: the kind is unknown or a value has no JSON form; the message names it.
+    """
+    if record.get("kind") not in KINDS:
+        raise ValueError(f"spool record of unknown kind {record.get('kind')!r}")
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+    except ValueError:  # NaN or infinity somewhere: the common case has none, so only now walk the values
+        text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except TypeError as error:
+        raise ValueError(f"spool record of kind {record['kind']!r} has no JSON form: {error}") from error
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def plain(value: object) -> object:
+    """Scalars and arrays of numpy, and tensors, as Python values."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r:.60}")
+
+
+def finite(value: Any) -> Any:
+    """`value` with every NaN and infinity replaced by None, at any depth."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return finite(plain(value))
+
+
+def split_nonfinite(values: Mapping[str, float]) -> dict[str, float]:
+    """Metrics that a store can hold: a value that is not finite is counted under `health/nonfinite/<name>`.
+
+    Example: {"train/reward/mean": nan, "perf/time/step_s": 2.0} gives
+    {"health/nonfinite/train/reward/mean": 1.0, "perf/time/step_s": 2.0}.
+    """
+    result: dict[str, float] = {}
+    for name, value in values.items():
+        number = float(value)
+        if math.isfinite(number):
+            result[name] = number
+        else:
+            result[f"health/nonfinite/{name}"] = 1.0
+    return result
+
+
+def spool_files(run: RunFolder) -> dict[int, Path]:
+    """Attempt number -> file, in the order of the attempts."""
+    found = {int(path.stem): path for path in run.spool_dir.glob("*.jsonl") if path.stem.isdigit()}
+    return dict(sorted(found.items()))
+
+
+def last_valid_steps(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Attempt -> last step of it that no later attempt has redone; attempts without an entry were not.
+
+    Example: attempts 1 (from 0), 2 (from 10) and 3 (from 4) give {1: 4, 2: 4}.
+    """
+    limits: dict[int, int] = {}
+    for earlier in attempts:
+        later = [int(a["from_step"]) for a in attempts if int(a["attempt"]) > int(earlier["attempt"])]
+        if later:
+            limits[int(earlier["attempt"])] = min(later)
+    return limits
+
+
+def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
+    """The records from byte `offset` on, each with the offset after it; a torn last line is left out.
+
+    Raises:
+        DataError: a whole line that is not a record; the message names file and byte.
+        RunFolderError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as handle:
+            handle.seek(offset)
+            for line in handle:
+                if not line.endswith(b"\n"):
+                    return
+                yield _decode(line, path, offset), offset + len(line)
+                offset += len(line)
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {explain(error)}") from error
+
+
+def _decode(line: bytes, path: Path, offset: int) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged at byte {offset} ({error}); remove that line by hand") from error
+    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+        raise DataError(f"{path} has no spool record at byte {offset}; remove that line by hand")
+    return record
+
+
+def read_spool(run: RunFolder) -> Iterator[Record]:
+    """All records in order of attempt and time, each with its `attempt`, superseded steps left out.
+
+    A resumed run redoes steps: of attempt a, what lies after the `from_step` of a later attempt is dropped.
+    Lines of kind `tags` and `end` are facts about the attempt and are always kept.
+
+    Raises:
+        DataError: a damaged line.
+        RunFolderError: the folder cannot be read.
+    """
+    limits = last_valid_steps(run.attempts())
+    for attempt, path in spool_files(run).items():
+        limit = limits.get(attempt, math.inf)
+        for record, _ in read_lines(path):
+            if record["kind"] in ("tags", "end") or record["step"] <= limit:
+                record["attempt"] = attempt
+                yield record
+
+
+def last_end(run: RunFolder) -> Record | None:
+    """The end record of the newest attempt, None while that attempt runs (or was killed)."""
+    files = spool_files(run)
+    entries = run.attempts()
+    newest = max((int(entry["attempt"]) for entry in entries), default=0)
+    if newest not in files:
+        return None
+    last: Record | None = None
+    for record, _ in read_lines(files[newest], _tail_offset(files[newest])):
+        last = record
+    return {**last, "attempt": newest} if last is not None and last["kind"] == "end" else None
+
+
+def last_step(run: RunFolder) -> int:
+    """Highest step in the spool that still counts, 0 if there is none."""
+    return max((int(record["step"]) for record in read_spool(run)), default=0)
+
+
+def _tail_offset(path: Path) -> int:
+    """Offset of the last whole line."""
+    with open(path, "rb") as handle:
+        end = whole_lines(handle.fileno())
+        position = end - 1
+        while position > 0:
+            start = max(0, position - _TAIL_BLOCK)
+            cut = os.pread(handle.fileno(), position - start, start).rfind(b"\n")
+            if cut >= 0:
+                return start + cut + 1
+            position = start
+    return 0

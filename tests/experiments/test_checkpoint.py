@@ -1,0 +1,227 @@
+"""Checkpoints are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from racelab.experiments import checkpoint as module
+from racelab.experiments.checkpoint import CheckpointStore
+from racelab.experiments.errors import CheckpointError
+
+
+def weights(value: float = 1.0, n: int = 8) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((n,), value)}
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_every_dtype_and_stride_comes_back(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(6, 4, generator=generator)
+    tensors = {
+        "f32": base, "transposed": base.t(), "bf16": base.bfloat16(), "f16": base.half(), "f64": base.double(),
+        "i64": torch.arange(5), "u8": torch.arange(5, dtype=torch.uint8), "bool": base > 0,
+        "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 3), "slice": base[1:, 2],
+        "gradient": base.clone().requires_grad_(True),
+    }  # fmt: skip
+    store = CheckpointStore(tmp_path)
+    path = store.save(12, tensors, {"rng": [1, 2], "ema": float("nan")}, score=0.5)
+    assert path.name == "step-00000012"
+    loaded = store.load_latest()
+    assert loaded.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded.tensors[name].dtype == tensor.dtype
+        assert torch.equal(loaded.tensors[name], tensor.detach()), name
+    assert (loaded.step, loaded.score, loaded.state["rng"]) == (12, 0.5, [1, 2])
+    assert load_file(path / "tensors.safetensors").keys() == tensors.keys()
+
+
+def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step, score in [(1, 0.1), (2, 0.9), (3, float("nan")), (4, 0.3), (5, None), (6, 0.9)]:
+        store.save(step, weights(step), {}, score)
+    assert store.steps() == [5, 6]  # equal scores: the later one is the best
+    store.save(7, weights(), {}, 0.2)
+    store.save(8, weights(), {}, 0.2)
+    assert store.steps() == [6, 7, 8]
+    assert store.best() == 6
+
+
+def test_steps_of_a_redone_attempt_are_dropped(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=3)
+    for step in (2, 4, 6):
+        store.save(step, weights(), {}, score=float(step))
+    store.save(5, weights(5.0), {})
+    assert store.steps() == [2, 4, 5]
+    assert store.load_latest().step == 5
+
+
+def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(3, weights(1.0), {"v": 1})
+    store.save(3, weights(2.0), {"v": 2})
+    assert store.load(3).state == {"v": 2}
+    assert entries(tmp_path) == ["step-00000003"]
+
+
+def damage_byte(path: Path) -> None:
+    data = bytearray((path / "tensors.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "tensors.safetensors").write_bytes(bytes(data))
+
+
+def damage_cut(path: Path) -> None:
+    os.truncate(path / "tensors.safetensors", 10)
+
+
+def damage_state(path: Path) -> None:
+    (path / "state.json").write_text("{}")
+
+
+def damage_manifest(path: Path) -> None:
+    (path / "manifest.json").write_text("{")
+
+
+def damage_gone(path: Path) -> None:
+    (path / "tensors.safetensors").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_byte, damage_cut, damage_state, damage_manifest, damage_gone])
+def test_damage_falls_back_with_a_warning(tmp_path: Path, damage, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, weights(1.0), {"v": 1})
+    damage(store.save(2, weights(2.0), {"v": 2}))
+    with caplog.at_level(logging.WARNING):
+        loaded = store.load_latest()
+    assert (loaded.step, loaded.state, float(loaded.tensors["w"][0])) == (1, {"v": 1}, 1.0)
+    assert len(loaded.skipped) == 1
+    assert "step-00000002" in loaded.skipped[0]
+    assert "damaged" in loaded.skipped[0]
+    assert "falling back" in caplog.text
+    assert store.load(2, fallback=True).step == 1
+    with pytest.raises(CheckpointError, match=r"step-00000002.*take another of \[1\]"):
+        store.load(2)
+
+
+def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="none has been saved"):
+        store.load_latest()
+    damage_byte(store.save(1, weights(), {}))
+    with pytest.raises(CheckpointError, match="all are damaged"):
+        store.load_latest()
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 9 .* there are \[1\]"):
+        store.load(9)
+    with pytest.raises(CheckpointError, match="keep_last is 0"):
+        CheckpointStore(tmp_path, keep_last=0)
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_space_is_checked_to_the_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, weights(), {"v": 1})
+    need = sum((path / name).stat().st_size for name in ("tensors.safetensors", "state.json")) + (16 << 20)
+    disk = SimpleNamespace(f_bavail=need + spare, f_frsize=1)
+    monkeypatch.setattr(module.os, "statvfs", lambda _: disk)
+    if fits:
+        store.save(2, weights(), {"v": 1})
+        assert store.load_latest().step == 2
+    else:
+        with pytest.raises(CheckpointError, match="no space for a checkpoint") as caught:
+            store.save(2, weights(), {"v": 1})
+        assert "\n" not in str(caught.value)
+        assert entries(tmp_path) == ["step-00000001"]
+        assert store.load_latest().step == 1
+
+
+def test_a_disk_that_fills_up_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, weights(), {})
+    real = os.write
+
+    def full(fd: int, data: memoryview) -> int:
+        if len(data) > 40:
+            return real(fd, data[:40])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "write", full)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000002: no space left on the disk; free some"
+    ) as caught:
+        store.save(2, weights(n=1000), {})
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    assert entries(tmp_path) == ["step-00000001"]
+    assert store.load_latest().step == 1
+
+
+def test_a_real_file_size_limit(tmp_path: Path) -> None:
+    """The kernel itself refuses the bytes; the process ends with the error, the good checkpoint stays."""
+    code = (
+        "import resource, sys, torch\n"
+        "from racelab.experiments.checkpoint import CheckpointStore\n"
+        "from racelab.experiments.errors import CheckpointError\n"
+        "store = CheckpointStore(sys.argv[1])\n"
+        "store.save(1, {'w': torch.ones(10)}, {})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "try:\n    store.save(2, {'w': torch.ones(100_000)}, {})\n"
+        "except CheckpointError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "size limit (ulimit -f)" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert entries(tmp_path) == ["step-00000001"]
+    assert CheckpointStore(tmp_path).load_latest().step == 1
+
+
+def test_a_kill_while_saving_leaves_the_last_good_one(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, torch\n"
+        "from racelab.experiments import checkpoint\n"
+        "store = checkpoint.CheckpointStore(sys.argv[1])\n"
+        "store.save(1, {'w': torch.ones(10)}, {})\n"
+        "checkpoint.write_json_atomic = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "store.save(2, {'w': torch.ones(10)}, {})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [1]
+    assert store.load_latest().step == 1
+    store.save(3, weights(), {})
+    assert entries(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(4, weights(), {"v": 1})
+    path.rename(tmp_path / ".old-step-00000004")
+    assert store.load_latest().state == {"v": 1}
+    store.save(5, weights(), {})
+    assert entries(tmp_path) == ["step-00000004", "step-00000005"]
+
+
+def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(CheckpointError, match="no JSON form"):
+        store.save(1, weights(), {"x": object()})
+    with pytest.raises(CheckpointError, match=r"'c' has dtype torch\.complex64"):
+        store.save(1, {"c": torch.zeros(2, dtype=torch.complex64)}, {})
+    assert store.steps() == []

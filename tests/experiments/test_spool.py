@@ -1,0 +1,176 @@
+"""The spool: append-only, whole lines, superseded steps dropped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racelab.experiments.errors import DataError, RunFolderError
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking import spool as spool_module
+from racelab.experiments.tracking.spool import (
+    SpoolWriter,
+    encode,
+    last_end,
+    last_step,
+    last_valid_steps,
+    read_lines,
+    read_spool,
+    split_nonfinite,
+)
+
+
+def metrics(step: int, **values: float) -> dict[str, object]:
+    return {"kind": "metrics", "step": step, "values": values}
+
+
+def make(root: Path) -> RunFolder:
+    return RunFolder.create(root, "toy", composed_yaml="", overrides=[], info={})
+
+
+def test_one_write_call_per_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = os.pwrite
+    monkeypatch.setattr(spool_module.os, "pwrite", lambda *a: calls.append(1) or real(*a))
+    writer = SpoolWriter(tmp_path / "1.jsonl", clock=lambda: 1234)
+    writer.append(
+        [metrics(1, a=1.5), {"kind": "rows", "step": 1, "table": "samples", "rows": [{"text": "é"}]}]
+    )
+    assert len(calls) == 1
+    records = [r for r, _ in read_lines(tmp_path / "1.jsonl")]
+    assert records[0] == {"kind": "metrics", "step": 1, "values": {"a": 1.5}, "ts": 1234}
+    assert records[1]["rows"] == [{"text": "é"}]
+    assert writer.offset == (tmp_path / "1.jsonl").stat().st_size
+
+
+def test_values_without_json_form() -> None:
+    line = json.loads(encode({
+        "kind": "rows", "step": 1, "table": "groups",
+        "rows": [{"rewards": np.array([0.5, math.nan]), "std": np.float32(math.inf), "n": np.int64(3)}],
+    }))  # fmt: skip
+    assert line["rows"] == [{"rewards": [0.5, None], "std": None, "n": 3}]
+    with pytest.raises(ValueError, match=r"no JSON form.*object"):
+        encode({"kind": "tags", "step": 0, "values": {"x": object()}})
+    with pytest.raises(ValueError, match="unknown kind 'nope'"):
+        encode({"kind": "nope"})
+
+
+def test_nonfinite_metrics_are_counted_not_stored() -> None:
+    got = split_nonfinite({"train/optim/kl": math.nan, "a/b": -math.inf, "perf/time/step_s": 2})
+    assert got == {
+        "health/nonfinite/train/optim/kl": 1.0,
+        "health/nonfinite/a/b": 1.0,
+        "perf/time/step_s": 2.0,
+    }
+
+
+def test_a_killed_writer_leaves_a_readable_file_and_reopening_cuts_the_tail(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    code = (
+        "import sys, os, signal\n"
+        "from pathlib import Path\n"
+        "from racelab.experiments.tracking.spool import SpoolWriter\n"
+        "w = SpoolWriter(Path(sys.argv[1]))\n"
+        "for k in range(3): w.append([{'kind': 'metrics', 'step': k, 'values': {'a': k}}])\n"
+        'os.pwrite(w._fd, b\'{"kind": "metr\', w.offset)\n'
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [r["step"] for r, _ in read_lines(path)] == [0, 1, 2]
+    writer = SpoolWriter(path)
+    writer.append([metrics(3, a=3)])
+    assert [r["step"] for r, _ in read_lines(path)] == [0, 1, 2, 3]
+    assert path.read_bytes().count(b"\n") == 4
+
+
+def test_a_full_disk_loses_no_earlier_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SpoolWriter(tmp_path / "1.jsonl")
+    writer.append([metrics(1, a=1)])
+    real = os.pwrite
+
+    def half(fd: int, data: memoryview, offset: int) -> int:
+        if len(data) > 20:
+            return real(fd, data[:20], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spool_module.os, "pwrite", half)
+    with pytest.raises(RunFolderError, match=r"1\.jsonl: no space left on the disk; free some"):
+        writer.append([metrics(2, a=2)])
+    monkeypatch.undo()
+    writer.append([metrics(3, a=3)])
+    assert [r["step"] for r, _ in read_lines(tmp_path / "1.jsonl")] == [1, 3]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    good = encode(metrics(1, a=1) | {"ts": 1})
+    path.write_bytes(good + b"garbage\n" + good)
+    with pytest.raises(DataError, match=rf"1\.jsonl is damaged at byte {len(good)}"):
+        list(read_lines(path))
+
+
+def test_superseded_steps_by_hand() -> None:
+    # attempt 2 went on from step 10, attempt 3 from step 4: of 1 and 2, only steps <= 4 still count
+    entries = [
+        {"attempt": 1, "from_step": 0},
+        {"attempt": 2, "from_step": 10},
+        {"attempt": 3, "from_step": 4},
+    ]
+    assert last_valid_steps(entries) == {1: 4, 2: 4}
+    assert last_valid_steps([{"attempt": 1, "from_step": 0}]) == {}
+
+
+def test_a_resumed_run_reads_as_one_line_of_steps(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    for attempt, (start, stop) in enumerate([(0, 8), (5, 10)], start=1):
+        assert run.begin_attempt(from_step=start) == attempt
+        writer = SpoolWriter(run.spool_dir / f"{attempt}.jsonl")
+        for step in range(start + 1, stop + 1):
+            writer.append([metrics(step, a=attempt)])
+    assert [(r["step"], r["attempt"]) for r in read_spool(run)] == [
+        *[(s, 1) for s in range(1, 6)],
+        *[(s, 2) for s in range(6, 11)],
+    ]
+    assert last_step(run) == 10
+    assert last_end(run) is None
+    writer.append([{"kind": "end", "step": 10, "status": "finished", "reason": ""}])
+    end = last_end(run)
+    assert end is not None
+    assert (end["status"], end["attempt"]) == ("finished", 2)
+    run.begin_attempt(from_step=10)
+    assert last_end(run) is None
+
+
+@given(
+    plan=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=5),
+)
+def test_every_step_counts_once(
+    plan: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """However often a run resumes, each step up to the last is read once, from the newest attempt."""
+    run = make(tmp_path_factory.mktemp("r"))
+    reached = 0
+    newest: dict[int, int] = {}
+    for number, (wish, length) in enumerate(plan, start=1):
+        start = min(wish, reached)
+        run.begin_attempt(from_step=start)
+        writer = SpoolWriter(run.spool_dir / f"{number}.jsonl")
+        newest = {s: a for s, a in newest.items() if s <= start}
+        for step in range(start + 1, start + length + 1):
+            writer.append([metrics(step, a=0)])
+            newest[step] = number
+        writer.close()
+        reached = start + length
+    assert [(r["step"], r["attempt"]) for r in read_spool(run)] == sorted(newest.items())
