@@ -54,6 +54,9 @@ class Encoder(Protocol):
     def embed(self, texts: Sequence[str]) -> FloatArray:
         """[n, D], rows of unit length. Equal texts give equal rows."""
 
+    def forget(self) -> None:
+        """Empties the cache. What a batch holds can change the last bits of a row, so a step starts without one."""
+
 
 @runtime_checkable
 class Judge(Protocol):

@@ -1,0 +1,38 @@
+"""The methods that a run can name. A new method: its file, a YAML, a schema class, one line here, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from racelab.configs.schema import Config
+from racelab.experiments.methods.race.step import Race
+from racelab.experiments.parts import Parts
+from racelab.experiments.types import StepRecord
+
+
+class Method(Protocol):
+    """What the loop asks of a method. Its state is a frozen value with `step` and a JSON form."""
+
+    def start(self) -> Any:
+        """The state before the first step."""
+
+    def load(self, state: Mapping[str, Any]) -> Any:
+        """The state from its JSON form."""
+
+    def done(self, state: Any) -> bool:
+        """True once the budget is used up."""
+
+    def step(self, state: Any) -> tuple[Any, StepRecord]:
+        """The next state, and what happened."""
+
+    def finish(self, state: Any, reason: str) -> list[dict[str, object]]:
+        """Rows of `phases` for what the run stops in the middle of."""
+
+
+def _race(config: Config, parts: Parts) -> Method:
+    run = config.run
+    return Race(config.method, parts, policy_updates=run.policy_updates, max_steps=run.max_steps)
+
+
+METHODS: dict[str, Callable[[Config, Parts], Method]] = {"race": _race}

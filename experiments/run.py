@@ -1,0 +1,127 @@
+"""One run, from start or checkpoint to its end. Knows the order of things, not the method.
+
+The spool is written before the checkpoint that refers to it, so a checkpoint never knows of a step that the spool
+lost. A run that is killed anywhere goes on at its last checkpoint and repeats the steps since; the repeated steps
+are the same to the last bit, because weights, optimiser, random streams and data position are all restored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from racelab.configs.schema import Config
+from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
+from racelab.experiments.methods.registry import Method
+from racelab.experiments.parts import Parts
+from racelab.experiments.ports import Tracker
+from racelab.experiments.signals import StopRequest
+from racelab.experiments.types import StepRecord
+
+
+@dataclass
+class Progress:
+    """Where a run stands: the method's state, and the rewards since the last checkpoint (its score).
+
+    Attributes:
+        seconds: of all steps so far, for the expected time of arrival only.
+    """
+
+    state: Any
+    rewards: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the outside wants to be told.
+
+    Attributes:
+        show: called with every record.
+        note: called with lines that are no step.
+        validate: called with the state after every `validation.every` policy steps.
+    """
+
+    show: Callable[[StepRecord], None]
+    note: Callable[[str], None]
+    validate: Callable[[int], None]
+
+
+def restore(checkpoint: Checkpoint, method: Method, parts: Parts) -> Progress:
+    """Puts weights, optimiser, streams and data position back."""
+    state = checkpoint.state
+    parts.backend.load_state(checkpoint.tensors, state["backend"])
+    parts.rng.load_state(state["rng"])
+    parts.stream.load_state(state["stream"])
+    return Progress(method.load(state["method"]), list(state["rewards"]), float(state["seconds"]))
+
+
+def save(store: CheckpointStore, progress: Progress, parts: Parts, tracker: Tracker) -> None:
+    """Writes a checkpoint; its score is the mean judged reward since the one before."""
+    rewards = progress.rewards
+    score = sum(rewards) / len(rewards) if rewards else None
+    progress.rewards = []
+    state = {
+        "tracker": tracker.state(),
+        "method": progress.state.state(),
+        "backend": parts.backend.state_meta(),
+        "rng": parts.rng.state(),
+        "stream": parts.stream.state(),
+        "rewards": [],
+        "seconds": progress.seconds,
+    }
+    store.save(progress.state.step, parts.backend.state_tensors(), state, score)
+
+
+def loop(
+    config: Config,
+    method: Method,
+    parts: Parts,
+    progress: Progress,
+    *,
+    tracker: Tracker,
+    store: CheckpointStore,
+    stop: StopRequest,
+    hooks: Hooks,
+) -> Progress:
+    """Steps until the budget is used up or someone asks to stop; always leaves a checkpoint of where it stopped."""
+    saved = progress.state.step
+    while not method.done(progress.state) and not stop.signum:
+        parts.forget()
+        progress.state, record = method.step(progress.state)
+        _remember(tracker, record, config.run.samples_every)
+        progress.seconds += float(record.metrics.get("perf/time/step_s", 0.0))
+        reward = record.metrics.get("train/reward/mean", math.nan)
+        if math.isfinite(reward):
+            progress.rewards.append(reward)
+        hooks.show(_with_eta(record, progress))
+        every = config.validation.every
+        if every and record.status["phase"] == "policy" and int(str(record.status["policy_step"])) % every == 0:
+            hooks.validate(record.step)
+        if record.step % config.checkpoint.every == 0:
+            save(store, progress, parts, tracker)
+            saved = record.step
+    if saved != progress.state.step:
+        save(store, progress, parts, tracker)
+    return progress
+
+
+def _remember(tracker: Tracker, record: StepRecord, samples_every: int) -> None:
+    tracker.metrics(record.step, record.metrics)
+    for table, rows in record.tables.items():
+        if rows and (table != "samples" or record.step % samples_every == 0):
+            tracker.rows(table, _stamped(rows, record.step))
+
+
+def _stamped(rows: Sequence[Mapping[str, object]], step: int) -> list[dict[str, object]]:
+    return [{"step": step, **row} for row in rows]
+
+
+def _with_eta(record: StepRecord, progress: Progress) -> StepRecord:
+    """Adds the expected remaining seconds: rubric steps come on top in the proportion seen so far."""
+    done, budget = int(str(record.status["policy_step"])), int(str(record.status["policy_budget"]))
+    eta = progress.seconds / max(done, 1) * max(budget - done, 0)
+    status = {**record.status, "eta_s": eta}
+    return StepRecord(record.step, record.metrics, record.tables, status)
