@@ -1,0 +1,233 @@
+"""Judges that are asked for a score (RACE Eq 2), for models of 1 B and more: a digit, or a JSON reply.
+
+The whole rubric stands in the prompt and one score comes back (implicit aggregation); never one call per
+criterion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from racelab.experiments.errors import ConfigError, UnreachableError
+from racelab.experiments.models.prompts.template import RoleTemplate
+from racelab.experiments.models.prompts.templates import JUDGE_DIGIT, JUDGE_JSON
+from racelab.experiments.models.rubric import format_numbered, json_values
+from racelab.experiments.models.text import defang, strip_thinking
+from racelab.experiments.ports import LanguageModel
+from racelab.experiments.types import FloatArray, GenerationRequest, JudgeItem, JudgeScores
+
+if TYPE_CHECKING:
+    import torch
+
+_NO_THOUGHT = "<think>\n\n</think>\n\n"  # what thinking models take for "already thought"
+
+
+@dataclass(frozen=True, slots=True)
+class DigitSettings:
+    """The scale of the digit judge: `low` to `high`, mapped linearly to [0, 1]; 0-9 and 1-10 are usual."""
+
+    low: int = 0
+    high: int = 9
+
+    def __post_init__(self) -> None:
+        """Refuses an empty or odd scale."""
+        if not 0 <= self.low < self.high <= 100:
+            raise ConfigError(f"judge scale {self.low} to {self.high}: take 0 <= low < high <= 100")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSettings:
+    """How the JSON judge replies.
+
+    Attributes:
+        high: the largest score asked for (100, 10 or 1), mapped to 1.
+        max_tokens: of a reply, thinking included.
+        temperature: 0 is greedy. RACE's judge follows Li et al.: 0.6, top_p 0.95, thinking on.
+        top_p: nucleus.
+        thinking: False puts an empty thought in front of the reply of a model that would think.
+        seed: sampled replies depend on it and on the prompt's tokens, on nothing else.
+    """
+
+    high: float = 100.0
+    max_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    thinking: bool = False
+    seed: int = 0
+
+
+class DigitJudge:
+    """The expected number under the model's next-token probabilities; implements `ports.Judge`."""
+
+    def __init__(
+        self, model: LanguageModel, *, settings: DigitSettings | None = None, model_id: str = ""
+    ) -> None:
+        """Keeps the parts; `model_id` only goes into `describe`."""
+        self._model, self._model_id = model, model_id
+        self.settings = settings or DigitSettings()
+        self._labels = [model.encode(str(n)) for n in range(self.settings.low, self.settings.high + 1)]
+
+    def score(self, items: Sequence[JudgeItem]) -> JudgeScores:
+        """One call per response; no call where the rubric is None; prompts beyond the window give NaN."""
+        slots = {"low": str(self.settings.low), "high": str(self.settings.high)}
+        prefixes = [_prefixes(self._model, JUDGE_DIGIT, item, thinking=False, **slots) for item in items]
+        longest = max(map(len, self._labels))
+        fits = [p for row in prefixes for p in row if len(p) + longest <= self._model.window]
+        found = iter(self._model.logprobs([(p, self._labels) for p in fits]) if fits else [])
+        values = [
+            [
+                self._expectation(next(found)) if len(p) + longest <= self._model.window else math.nan
+                for p in row
+            ]
+            for row in prefixes
+        ]
+        calls = sum(map(len, prefixes))
+        return JudgeScores(_per_item(items, values), calls=calls, infra_failures=calls - len(fits))
+
+    def describe(self) -> dict[str, object]:
+        """Kind, model, template and scale (JSON values)."""
+        return _describe("digit", self._model_id, JUDGE_DIGIT, asdict(self.settings))
+
+    def _expectation(self, logprobs: Sequence[FloatArray]) -> float:
+        """Mean of the scale under the labels' probabilities, mapped to [0, 1], two decimals.
+
+        Where one label's tokens begin another's (1 and 10), the longer one's probability is taken off the
+        shorter.
+        """
+        joint = [math.exp(float(lp.sum())) for lp in logprobs]
+        own = [
+            p
+            - sum(q for b, q in zip(self._labels, joint, strict=True) if len(b) > len(a) and b[: len(a)] == a)
+            for a, p in zip(self._labels, joint, strict=True)
+        ]
+        total = sum(own)
+        if not total > 0:
+            return math.nan
+        return round(sum(i * p for i, p in enumerate(own)) / total / (len(own) - 1), 2)
+
+
+class JsonJudge:
+    """A generated reply that ends in {"score": number}; implements `ports.Judge`."""
+
+    def __init__(
+        self, model: LanguageModel, *, settings: JsonSettings | None = None, model_id: str = ""
+    ) -> None:
+        """Keeps the parts; `model_id` only goes into `describe`."""
+        self._model, self._model_id = model, model_id
+        self.settings = settings or JsonSettings()
+
+    def score(self, items: Sequence[JudgeItem]) -> JudgeScores:
+        """One call per response; no call where the rubric is None.
+
+        A reply without a readable score gives NaN and is counted; so is a prompt beyond the window, or a
+        model that cannot be reached.
+        """
+        how = self.settings
+        prefixes = [
+            _prefixes(self._model, JUDGE_JSON, item, thinking=how.thinking, high=f"{how.high:g}")
+            for item in items
+        ]
+        flat = [p for row in prefixes for p in row]
+        replies = iter(self._replies(flat))
+        values, unread, lost = [], 0, 0
+        for row in prefixes:
+            texts = [next(replies) for _ in row]
+            scores = [math.nan if t is None else parse_score(t, how.high) for t in texts]
+            lost += texts.count(None)
+            unread += sum(math.isnan(s) for s, t in zip(scores, texts, strict=True) if t is not None)
+            values.append(scores)
+        return JudgeScores(
+            _per_item(items, values), calls=len(flat), parse_failures=unread, infra_failures=lost
+        )
+
+    def describe(self) -> dict[str, object]:
+        """Kind, model, template and sampling (JSON values)."""
+        return _describe("json", self._model_id, JUDGE_JSON, asdict(self.settings))
+
+    def _replies(self, prefixes: Sequence[tuple[int, ...]]) -> list[str | None]:
+        """The reply to each prompt, all decoded in one batch; None where there is none."""
+        how = self.settings
+        fits = [i for i, p in enumerate(prefixes) if len(p) + how.max_tokens <= self._model.window]
+        replies: list[str | None] = [None] * len(prefixes)
+        if not fits:
+            return replies
+        requests = [
+            GenerationRequest(prefixes[i], 1, how.max_tokens, how.temperature, how.top_p) for i in fits
+        ]
+        try:
+            samples = self._model.generate(requests, self._rng([prefixes[i] for i in fits]))
+        except UnreachableError:
+            return replies
+        for i, group in zip(fits, samples, strict=True):
+            replies[i] = group[0].text
+        return replies
+
+    def _rng(self, prefixes: Sequence[tuple[int, ...]]) -> torch.Generator:
+        """Seeded by the setting and what is asked: scoring the same again gives the same."""
+        import torch
+
+        body = json.dumps([self.settings.seed, prefixes]).encode()
+        seed = int.from_bytes(hashlib.sha256(body).digest()[:7], "big")
+        return torch.Generator().manual_seed(seed)
+
+
+def parse_score(reply: str, high: float) -> float:
+    """The last `score` in a reply's JSON, divided by `high`, two decimals; NaN if there is none in [0, high].
+
+    Thinking is stripped first, so that a score tried out while thinking is not taken for the verdict.
+    """
+    found = math.nan
+    for value in json_values(strip_thinking(reply)):
+        if isinstance(value, dict) and "score" in value:
+            found = _number(value["score"])
+    return round(found / high, 2) if 0 <= found <= high else math.nan
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _prefixes(
+    model: LanguageModel, template: RoleTemplate, item: JudgeItem, *, thinking: bool, **slots: str
+) -> list[tuple[int, ...]]:
+    """The judge's prompt for each response of an item; none where the rubric is None."""
+    if item.rubric is None:
+        return []
+    fields = {"prompt": defang(item.prompt.text), "criteria": defang(format_numbered(item.rubric)), **slots}
+    closing = () if thinking or len(model.encode("<think>")) != 1 else tuple(model.encode(_NO_THOUGHT))
+    return [
+        (*template.encode(model, response=defang(strip_thinking(r.text)), **fields), *closing)
+        for r in item.responses
+    ]
+
+
+def _per_item(items: Sequence[JudgeItem], values: Sequence[Sequence[float]]) -> tuple[FloatArray, ...]:
+    """One array per item; all NaN where there was no rubric."""
+    return tuple(
+        np.full(len(item.responses), np.nan) if item.rubric is None else np.array(row, dtype=np.float64)
+        for item, row in zip(items, values, strict=True)
+    )
+
+
+def _describe(
+    kind: str, model_id: str, template: RoleTemplate, settings: dict[str, object]
+) -> dict[str, object]:
+    return {
+        "kind": kind,
+        "model": model_id,
+        "template": f"{template.name}/{template.version}",
+        "template_sha": template.sha,
+        "settings": settings,
+    }
