@@ -29,7 +29,7 @@ _ROUTES = (
 )
 """Label, colour, and the names under which `status["routes"]` may hold it."""
 _THRESHOLDS = (
-    ("σ_rt", "sigma_rt"),  # noqa: RUF001 - the paper's letters
+    ("σ_rt", "sigma_rt"),
     ("τ_tie", "tau_tie"),
     ("τ_sat", "tau_sat"),
     ("τ_imp", "tau_imp"),

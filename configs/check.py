@@ -1,0 +1,304 @@
+"""Which targets and thresholds of a configuration can never be reached, before anything heavy is loaded.
+
+Pure functions of the config: each looks at one way in which a run could go on for hours without ever doing
+what its config asks, and says why and which value works. The schema refuses what is contradictory; here stands
+what is well-formed and yet cannot happen. `warning`: the run does something, but not that. `error`: it cannot
+train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from racelab.configs.schema import Config
+
+COLLAPSE_FLOOR = 0.245
+"""Share of groups with sigma = 0 under a judge with few distinct scores (RACE Table 13: 24.5 %)."""
+
+_COARSE_JUDGES = frozenset({"json", "digit"})
+"""Judges whose scores take few values, so that all G of a group are often equal."""
+
+_MAX_STD = 0.5
+"""The largest population std of numbers in [0, 1]: half of them 0, half 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that cannot be reached.
+
+    Attributes:
+        severity: `error` if the run could not train at all, else `warning`.
+        key: dotted config key.
+        value: as configured, as text.
+        reason: why it cannot be reached.
+        works: an override that works, `key=value`.
+    """
+
+    severity: Literal["warning", "error"]
+    key: str
+    value: str
+    reason: str
+    works: str
+
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"{self.severity}: {self.key}={self.value}: {self.reason}; works: {self.works}"
+
+    def as_dict(self) -> dict[str, str]:
+        """JSON values."""
+        return asdict(self)
+
+
+def reachability(config: Config) -> list[Finding]:
+    """All findings for a configuration, errors first; [] if every target can be reached."""
+    found = [finding for rule in _RULES for finding in rule(config)]
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def _warn(key: str, value: object, reason: str, works: object, works_key: str | None = None) -> Finding:
+    return Finding("warning", key, str(value), reason, f"{works_key or key}={works}")
+
+
+def _error(key: str, value: object, reason: str, works: object) -> Finding:
+    return Finding("error", key, str(value), reason, f"{key}={works}")
+
+
+def _round_up(value: float, digits: int) -> float:
+    scale = float(10**digits)
+    return math.ceil(value * scale - 1e-9) / scale
+
+
+def _routes(config: Config) -> bool:
+    """Whether Eqs 8-9 decide anything."""
+    return config.method.routing.mode == "full"
+
+
+def _adapts_routing(config: Config) -> bool:
+    trqc = config.method.trqc
+    return _routes(config) and (trqc.eta_sigma > 0 or trqc.eta_tau > 0)
+
+
+def _everything_degenerate(config: Config) -> Iterator[Finding]:
+    """Thresholds at which every group is quarantined whatever its rewards."""
+    routing = config.method.routing
+    if not _routes(config) or not routing.mask_uninformative:
+        return
+    if routing.sigma_rt >= _MAX_STD:
+        reason = (
+            f"rewards in [0, 1] have a std of at most {_MAX_STD}, so every group is quarantined and "
+            "none trains"
+        )
+        yield _error("method.routing.sigma_rt", f"{routing.sigma_rt:g}", reason, 0.03)
+    if routing.tau_tie <= 0:
+        reason = "every tie rate is at least 0, so every group is quarantined and none trains"
+        yield _error("method.routing.tau_tie", f"{routing.tau_tie:g}", reason, 0.7)
+
+
+def _quarantine_target(config: Config) -> Iterator[Finding]:
+    """q* at or below the share of groups that is always quarantined: TRQC winds up."""
+    target = config.method.trqc.q_target
+    if _adapts_routing(config) and config.judge.kind in _COARSE_JUDGES and target <= COLLAPSE_FLOOR:
+        yield _warn(
+            "method.trqc.q_target",
+            f"{target:g}",
+            f"groups whose rewards are all equal are always quarantined: {COLLAPSE_FLOOR:.1%} of them "
+            "in RACE Table "
+            "13; with such a judge the rate cannot fall to the target and TRQC winds sigma_rt down to "
+            "0 (it depends "
+            f"on how often this {config.judge.kind} judge gives equal scores: race/signal/sigma_zero_frac)",
+            0.35,
+        )
+
+
+def _trigram_floor(config: Config) -> Iterator[Finding]:
+    """d_tri* below 1/G: G equal responses do not fall under it."""
+    m = config.method
+    if _routes(config) and m.routing.d_tri < 1 / m.group_size:
+        yield _warn(
+            "method.routing.d_tri",
+            f"{m.routing.d_tri:g}",
+            f"G = {m.group_size} equal responses have d_tri = 1/{m.group_size} = {1 / m.group_size:g} "
+            "(less only if "
+            "one repeats itself), so no group is found diversity-collapsed",
+            f"{max(0.05, _round_up(1.05 / m.group_size, 5)):g}",
+        )
+
+
+def _tie_rates(config: Config) -> Iterator[Finding]:
+    """tau_tie* where no possible tie rate lies, k / (G (G - 1) / 2)."""
+    m = config.method
+    pairs = m.group_size * (m.group_size - 1) // 2
+    tau, key = m.routing.tau_tie, "method.routing.tau_tie"
+    if not _routes(config) or tau <= 0:
+        return
+    largest = (pairs - 1) / pairs
+    if tau > largest:
+        yield _warn(
+            key,
+            f"{tau:g}",
+            f"with G = {m.group_size} the largest tie rate below 1 is {pairs - 1}/{pairs} = "
+            f"{largest:.3f}: only a group "
+            "in which every pair ties is caught",
+            f"{math.floor(largest * 1000) / 1000:g}" if pairs > 1 else 6,
+            None if pairs > 1 else "method.group_size",
+        )
+        return
+    if m.trqc.eta_tau <= 0:
+        return
+    # TRQC moves tau by eta e_q a step, e_q between -1 (nothing quarantined) and (1 - q*)/q* (everything).
+    up = m.trqc.eta_tau * (1 - m.trqc.q_target) / m.trqc.q_target * config.run.policy_updates
+    down = m.trqc.eta_tau * config.run.policy_updates
+    at_least = math.ceil(tau * pairs - 1e-9)
+    to_next, to_previous = at_least / pairs - tau, tau - (at_least - 1) / pairs
+    if up <= to_next and down < to_previous:
+        yield _warn(
+            key,
+            f"{tau:g}",
+            f"it lies in a dead band: with G = {m.group_size} tie rates are k/{pairs}, so it acts as "
+            f"{at_least}/{pairs}, "
+            f"and in {config.run.policy_updates} steps TRQC moves it by {down:.3g} down or {up:.3g} up "
+            "at most, less "
+            "than to the next rate: adapting it changes nothing",
+            f"{_round_up(1.2 * min(to_previous, to_next or 1.0) / config.run.policy_updates, 4):g}",
+            "method.trqc.eta_tau",
+        )
+
+
+def _gains(config: Config) -> Iterator[Finding]:
+    """Gains so large that one step throws a threshold across its whole range."""
+    t, p = config.method.trqc, config.method.phase
+    largest = (1 - t.q_target) / t.q_target
+    if _routes(config):
+        for name, eta, span in (("eta_sigma", t.eta_sigma, _MAX_STD), ("eta_tau", t.eta_tau, 1.0)):
+            if eta * largest >= span:
+                reason = (
+                    f"at a quarantine rate of 1 one step moves the threshold by {eta * largest:.3g}, "
+                    "its whole range"
+                )
+                yield _warn(f"method.trqc.{name}", f"{eta:g}", reason, 0.003)
+    if p.mode != "event":
+        return
+    for name, eta, (low, high) in (
+        ("eta_policy", p.eta_policy, p.tau_sat_range),
+        ("eta_rubric", p.eta_rubric, p.tau_imp_range),
+    ):
+        if eta > 0 and high == low:
+            reason = f"the range [{low:g}, {high:g}] leaves the threshold no room to adapt"
+            yield _warn(f"method.phase.{name}", f"{eta:g}", reason, 0)
+        elif eta > 0 and eta >= high - low:
+            reason = (
+                f"phases twice as long as the target move the threshold by {eta:g}, the whole range "
+                f"{high - low:g}"
+            )
+            yield _warn(f"method.phase.{name}", f"{eta:g}", reason, f"{(high - low) / 10:g}")
+
+
+def _pool(config: Config) -> Iterator[Finding]:
+    """A rubric phase that can never start for want of pool entries."""
+    m, updates = config.method, config.run.policy_updates
+    if m.routing.mode == "off" and m.pool.fill == "rubric_failed":
+        yield _warn(
+            "method.routing.mode",
+            "off",
+            "no group is found rubric-failed, so the pool stays empty and no rubric phase ever starts",
+            "uniform",
+            "method.pool.fill",
+        )
+        return
+    phase = m.phase.fixed[0] if m.phase.mode == "fixed" else m.phase.policy_target
+    in_run, in_phase = m.prompts_per_step * updates, m.prompts_per_step * phase
+    key, least = "method.pool.min_pool", m.pool.min_pool
+    if least > in_run:
+        yield _warn(
+            key,
+            least,
+            f"a run of {updates} updates with {m.prompts_per_step} prompts can gather {in_run} entries "
+            "at most, so no "
+            "rubric phase ever starts",
+            max(1, in_run // 4),
+        )
+    elif least > in_phase:
+        yield _warn(
+            key,
+            least,
+            f"a policy phase of {phase} steps with {m.prompts_per_step} prompts adds {in_phase} "
+            "entries at most even "
+            "if every group fails, so the first switches are deferred",
+            max(1, in_phase // 4),
+        )
+
+
+def _saturation(config: Config) -> Iterator[Finding]:
+    """tau_sat against what the average of Eq 13 can climb to from 0 within L* steps."""
+    p = config.method.phase
+    if p.mode != "event":
+        return
+    key = "method.phase.tau_sat"
+    if p.tau_sat <= 0:
+        reason = "the average is never below 0, so every policy phase ends after one step"
+        yield _warn(key, f"{p.tau_sat:g}", reason, 0.4)
+        return
+    top = 1 - (1 - p.alpha) ** p.policy_target
+    if top < p.tau_sat:
+        yield _warn(
+            key,
+            f"{p.tau_sat:g}",
+            f"starting from 0 with alpha = {p.alpha:g}, the average reaches {top:.3g} in L* = "
+            f"{p.policy_target} steps "
+            "even if every group is saturated, so phases are longer than their target",
+            f"{math.floor(top * 500) / 1000:g}",
+        )
+
+
+def _phase_lengths(config: Config) -> Iterator[Finding]:
+    """Length targets that no phase can have, and controllers whose window never fills."""
+    p, updates = config.method.phase, config.run.policy_updates
+    if p.mode != "event":
+        return
+    if p.rubric_target < 2 * p.window and p.eta_rubric > 0:
+        yield _warn(
+            "method.phase.rubric_target",
+            p.rubric_target,
+            f"a rubric phase lasts at least 2 W = {2 * p.window} steps (Eq 14), so the mean stays "
+            "above the target and "
+            "tau_imp winds up to the end of its range",
+            2 * p.window,
+        )
+    if p.max_rubric_steps is not None and p.max_rubric_steps < p.rubric_target:
+        yield _warn(
+            "method.phase.max_rubric_steps",
+            p.max_rubric_steps,
+            f"it cuts phases before their target length M* = {p.rubric_target}",
+            4 * p.rubric_target,
+        )
+    if p.policy_target > updates:
+        yield _warn(
+            "method.phase.policy_target",
+            p.policy_target,
+            f"the whole run has {updates} policy updates, so no phase reaches its target length",
+            max(1, updates // 3),
+        )
+    elif p.eta_policy > 0 and p.policy_window * p.policy_target > updates:
+        yield _warn(
+            "method.phase.policy_window",
+            p.policy_window,
+            f"tau_sat adapts once {p.policy_window} policy phases have ended; at L* = "
+            f"{p.policy_target} steps each that "
+            f"is beyond the run's {updates} updates",
+            max(1, updates // p.policy_target),
+        )
+
+
+_RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    _everything_degenerate,
+    _quarantine_target,
+    _trigram_floor,
+    _tie_rates,
+    _gains,
+    _pool,
+    _saturation,
+    _phase_lengths,
+)
