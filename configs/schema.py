@@ -48,23 +48,64 @@ class ModelConfig(Section):
     train_from_layer: int = Field(ge=0, description="Layers below it stay frozen; 0 trains everything.")
 
 
-class JudgeConfig(Section):
+class JudgeCommon(Section):
     """The frozen judge J of Eq 2."""
 
-    kind: Literal["likelihood", "digit", "json"]
     source: str = Field(min_length=1, description="`policy`: the untrained policy, frozen; or as model.source.")
     sha256: str | None
     revision: str | None
+
+
+class LikelihoodJudgeConfig(JudgeCommon):
+    """Likelihood under the rubric and relevance to it (experiments/models/judge_likelihood.py)."""
+
+    kind: Literal["likelihood"]
+    calibration_prompts: Count = Field(description="Prompts whose base samples set the scales.")
+    calibration_samples: Count
+    slope: Positive
+    floor: Annotated[float, Field(lt=0.0)]
+    likelihood_weight: NonNegative
+    relevance_weight: NonNegative
+    cap: Positive
+    topic_share: Fraction
+    unfinished_factor: Fraction
+    copy_free: Annotated[float, Field(ge=0.0, lt=1.0)]
+    min_words: Count
+    known_free: Count
+
+    @model_validator(mode="after")
+    def _weights(self) -> LikelihoodJudgeConfig:
+        if self.likelihood_weight + self.relevance_weight == 0.0:
+            raise ValueError("likelihood_weight and relevance_weight are both 0: every response would score the same")
+        return self
+
+
+class DigitJudgeConfig(JudgeCommon):
+    """The expected digit of the model's next token, for models of 1 B parameters and more."""
+
+    kind: Literal["digit"]
+    low: int = Field(ge=0)
+    high: int = Field(le=100)
+
+    @model_validator(mode="after")
+    def _order(self) -> DigitJudgeConfig:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
+        return self
+
+
+class JsonJudgeConfig(JudgeCommon):
+    """A generated reply with a JSON score, for models of 1 B parameters and more."""
+
+    kind: Literal["json"]
+    high: Positive
     temperature: NonNegative
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
     thinking: bool
     max_tokens: Count
-    calibration_prompts: Count = Field(description="likelihood: prompts whose base samples set the scales.")
-    calibration_samples: Count
-    slope: Positive
-    copy_free: Annotated[float, Field(ge=0.0, lt=1.0)]
-    min_words: Count
-    unfinished_factor: Fraction
+
+
+JudgeConfig = Annotated[LikelihoodJudgeConfig | DigitJudgeConfig | JsonJudgeConfig, Field(discriminator="kind")]
 
 
 class EncoderConfig(Section):
