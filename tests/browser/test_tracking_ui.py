@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 LINES = (
-    "[...document.querySelectorAll('.js-plotly-plot')].flatMap(p => p.data.map(d => [[...d.x], [...d.y]]))"
+    "[...document.querySelectorAll('.js-plotly-plot')].flatMap(p => p.data).map(d => [[...d.x], [...d.y]])"
 )
 """JavaScript: (x, y) of every line that Plotly drew."""
 
