@@ -1,9 +1,9 @@
 """Which targets and thresholds of a configuration can never be reached, before anything heavy is loaded.
 
 Pure functions of the config: each looks at one way in which a run could go on for hours without ever doing
-what its config asks, and says why and which value works. The schema refuses what is contradictory; here stands
-what is well-formed and yet cannot happen. `warning`: the run does something, but not that. `error`: it cannot
-train.
+what its config asks, and says why and which value works. The schema refuses what is contradictory; here
+stands what is well-formed and yet cannot happen. `warning`: the run does something, but not that. `error`: it
+cannot train.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from racelab.configs.schema import Config
 COLLAPSE_FLOOR = 0.245
 """Share of groups with sigma = 0 under a judge with few distinct scores (RACE Table 13: 24.5 %)."""
 
-_COARSE_JUDGES = frozenset({"json", "digit"})
+_COARSE_JUDGES = frozenset({"json"})
 """Judges whose scores take few values, so that all G of a group are often equal."""
 
 _MAX_STD = 0.5

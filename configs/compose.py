@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from racelab.configs.keys import CONFIG_DIR, PRIMARY, groups, leaf_keys, section_keys, shadowed
+from racelab.configs.keys import CONFIG_DIR, PRIMARY, groups, identity_keys, leaf_keys, section_keys, shadowed
 from racelab.configs.suggest import did_you_mean, near, near_keys
 from racelab.experiments.errors import ConfigError
 
@@ -26,7 +26,6 @@ PATH_VARIABLE = "RACELAB_CONFIG_PATH"
 """Environment variable: config folders, separated as in PATH."""
 
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=\s]+)(?P<rest>=.*)?", re.DOTALL)
-_CHOSEN_BY_GROUP = frozenset({"method.name", "data.source", "backend.name", "launcher.name"})
 _KEY = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -186,8 +185,8 @@ def _check_word(word: _Word, known: Mapping[str, list[str]], dirs: Sequence[Path
             looked = f"; looked in racelab's own configs, {', '.join(map(str, dirs))}" if dirs else ""
             raise ConfigError(f"{word.text}: no such {key}{hint} (known: {', '.join(known[key])}{looked})")
         return
-    if key in _CHOSEN_BY_GROUP:
-        group = key.partition(".")[0]
+    if key in identity_keys():
+        group = identity_keys()[key]
         options = " or ".join(f"{group}={name}" for name in known[group])
         raise ConfigError(f"{word.text}: comes with the choice of {group}; write {options}")
     if key in leaf_keys():

@@ -61,6 +61,24 @@ def section_keys() -> tuple[str, ...]:
     return _schema()[1]
 
 
+@cache
+def identity_keys() -> dict[str, str]:
+    """Keys that say which option a block holds (`data.source`), with the group that sets them.
+
+    Set alone they would leave the block with the keys of another option, so only the group may set them.
+    """
+    keys = {f"{name}.name": name for name in ("method", "backend", "launcher")}
+    for name, info in Config.model_fields.items():
+        if isinstance(info.discriminator, str):
+            keys[f"{name}.{info.discriminator}"] = name
+    return keys
+
+
+def union_sections() -> frozenset[str]:
+    """Sections with several possible blocks; pydantic names the chosen one in the place of an error."""
+    return frozenset(name for name, info in Config.model_fields.items() if info.discriminator is not None)
+
+
 def groups(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
     """Group -> sorted options: the sub-folders with YAML files, racelab's own and those of `config_dirs`."""
     found: dict[str, set[str]] = {}

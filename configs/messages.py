@@ -9,14 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from racelab.configs.keys import CONFIG_DIR, groups, leaf_keys
+from racelab.configs.keys import CONFIG_DIR, groups, leaf_keys, union_sections
 from racelab.configs.sources import Source, composed_files, find_option, key_sources, read_sources
 from racelab.configs.suggest import did_you_mean, near, near_keys
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
-
-_DATA_TAGS = frozenset({"package", "reasoning-gym", "file", "hub"})
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def shown(value: object) -> str:
 def _dotted(detail: ErrorDetails) -> str:
     """The key of a pydantic error, without the tag that its union adds."""
     parts = [str(part) for part in detail["loc"]]
-    if parts[:1] == ["data"] and len(parts) > 1 and parts[1] in _DATA_TAGS:
+    if len(parts) > 1 and parts[0] in union_sections():
         del parts[1]
     return ".".join(parts)
 

@@ -45,11 +45,10 @@ def _comment(lines: Sequence[str], line: int, column_end: int) -> str:
     above: list[str] = []
     for index in range(line - 1, -1, -1):
         text = lines[index].strip()
-        if not text.startswith("#") or "@package" in text:
-            break
+        if not text.startswith("#"):
+            return " ".join(above)
         above.insert(0, text.lstrip("# ").rstrip())
-    # A comment that reaches the head of the file speaks of the whole file, not of its first key.
-    return "" if len(above) >= line else " ".join(above)
+    return ""  # a comment that reaches the head of the file speaks of the whole file, not of its first key
 
 
 def _walk(node: yaml.Node, prefix: str, file: Path, lines: Sequence[str]) -> Iterator[Source]:
