@@ -1,0 +1,73 @@
+"""Prompts from a data set by its hub name, through `datasets.load_dataset`.
+
+The paper trains on the prompts alone of the Tulu 3 preference mixture (§6.1),
+`allenai/llama-3.1-tulu-3-8b-preference-mixture`: records with `prompt`, `chosen` and `rejected`. Where the
+data has no prompt column, the first user turn of `chosen` is the prompt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from racelab.experiments.data.rows import Columns, to_prompt
+from racelab.experiments.errors import DataError, MissingDependencyError, UnreachableError
+from racelab.experiments.types import Prompt
+
+HUB_COLUMNS = Columns(fallbacks=("chosen", "messages"))
+
+
+def read_hub(
+    name: str,
+    split: str = "train",
+    columns: Columns = HUB_COLUMNS,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> list[Prompt]:
+    """All prompts of one split, in its order, not yet de-duplicated.
+
+    Args:
+        name: hub name, or a folder of .parquet, .jsonl or .csv files as `load_dataset` takes it.
+        split: of the data set.
+        columns: where the parts of a prompt stand.
+        revision: commit, tag or branch; None: the newest.
+        cache_dir: where `datasets` keeps its files; None: its own default.
+
+    Raises:
+        DataError: no such data set, split or column, or a record that cannot be used.
+        MissingDependencyError: `datasets` is not installed.
+        UnreachableError: the hub does not answer and there is no cached copy.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingDependencyError("prompts from the hub need: pip install datasets") from None
+    table = _load(datasets, name, split, revision, cache_dir)
+    wanted = {columns.prompt, *columns.fallbacks, *columns.named()}
+    present = [c for c in table.column_names if c in wanted]
+    if not any(c in present for c in (columns.prompt, *columns.fallbacks)):
+        has = ", ".join(table.column_names)
+        raise DataError(f"{name}: no column {columns.prompt!r}; it has {has}; set data.prompt_field")
+    rows = table.select_columns(present)
+    prompts = [to_prompt(r, columns, name, f"{name}:{split}:row {i}") for i, r in enumerate(rows, 1)]
+    if not prompts:
+        raise DataError(f"{name}: split {split!r} is empty")
+    return prompts
+
+
+def _load(datasets: Any, name: str, split: str, revision: str | None, cache_dir: str | Path | None) -> Any:
+    cache = str(cache_dir) if cache_dir is not None else None
+    try:
+        return datasets.load_dataset(name, split=split, revision=revision, cache_dir=cache)
+    except (ConnectionError, TimeoutError) as error:
+        raise UnreachableError(
+            f"{name}: the hub does not answer ({_first_line(error)}); download a file and use data=file"
+        ) from None
+    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"{name}: cannot be loaded: {_first_line(error)}; check data.name, data.split and data.revision"
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
