@@ -71,6 +71,10 @@ def test_a_nan_row_gets_zero_and_the_others_their_own_statistics():
     assert grpo.advantages(r, eps=0.25).tolist() == [-0.5, 0.0, 0.5]
 
 
+def test_no_spread_gives_zeros_without_any_eps():
+    assert grpo.advantages(np.array([0.3, 0.3, 0.3]), eps=0.0).tolist() == [0.0, 0.0, 0.0]
+
+
 def test_one_valid_score_gives_zeros():
     assert grpo.advantages(np.array([NAN, 0.9, NAN])).tolist() == [0.0, 0.0, 0.0]
 
@@ -134,6 +138,7 @@ def test_grpo_batch_passes_the_normalisation_on():
     batch = grpo.grpo_batch(groups, n_all_groups=4, normalisation="over_all_groups")
     assert batch.groups[0].samples[0].weights.tolist() == [0.125]
     assert batch.temperature == 1.0
+    assert batch.groups[0].samples[1].advantages == pytest.approx([1 - 2e-8] * 2, abs=1e-12)
 
 
 def test_grpo_batch_leaves_out_samples_and_groups_without_tokens():
@@ -174,7 +179,8 @@ def test_surrogate_on_policy_is_zero_and_off_policy_is_clipped():
     """A = (-1/2, 1/2), weights 1/2.
 
     Ratio 1: -(1/2)(-1/2 + 1/2) = 0.
-    Ratios (1/2, 2), eps_c = 1/4: min(-1/4, 3/4 * -1/2) = -3/8; min(1, 5/4 * 1/2) = 5/8; L = -(1/2)(1/4) = -1/8.
+    Ratios (1/2, 2), eps_c = 1/4: min(-1/4, 3/4 * -1/2) = -3/8; min(1, 5/4 * 1/2) = 5/8;
+    L = -(1/2)(1/4) = -1/8.
     Ratios (2, 1/2): min(-1, -5/8) = -1; min(1/4, 3/8) = 1/4; L = -(1/2)(-3/4) = 3/8.
     """
     batch = one_token_batch([0.0, 1.0])
@@ -205,6 +211,14 @@ def test_surrogate_defaults_are_the_papers():
     ref = [[log(0.5), log(1.0)]]
     expected = -0.05 + 1e-3 * 0.3068528194400547
     assert grpo.surrogate(batch, new, old, ref) == pytest.approx(expected, rel=1e-12)
+
+
+def test_surrogate_needs_an_array_per_sample():
+    batch = one_token_batch([0.0, 1.0])
+    one = log(0.5)
+    for wrong in ([[one]], [[one, one], [one, one]], []):
+        with pytest.raises(ValueError, match="zip"):
+            grpo.surrogate(batch, [[one, one]], wrong, [[one, one]])
 
 
 def test_masked_groups_add_no_kl():

@@ -127,6 +127,13 @@ def test_stats_settings():
     assert got["near_tie_frac"] == pytest.approx(2 / 3)
 
 
+def test_stats_count_collapsed_groups_of_two_or_more():
+    """Finals (1/2, 1/2) collapsed; (0, 1), (0, 1) not; (1/2, NaN) is no group: 1/3."""
+    final = np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0], [0.5, NAN]])
+    got = rr.rubric_reward_stats(final, np.zeros(4), final, final)
+    assert got["sigma_zero_frac"] == pytest.approx(1 / 3)
+
+
 def test_stats_of_a_step_without_valid_scores():
     nothing = np.full((1, 2), NAN)
     got = rr.rubric_reward_stats(nothing, np.array([0.5]), nothing, nothing)

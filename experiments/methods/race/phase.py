@@ -286,16 +286,20 @@ def after_policy_step(
         raise ValueError("a policy step cannot happen in a rubric phase")
     f_ema = state.f_ema if math.isnan(f_sat) else ema(state.f_ema, f_sat, config.alpha)
     state = replace(state, policy_t=state.policy_t + 1, policy_steps=state.policy_steps + 1, f_ema=f_ema)
-    if state.planned is None:
-        over, reason = f_ema >= thresholds.tau_sat, "saturation"
-    else:
-        over, reason = state.policy_t >= state.planned, config.schedule.reason
-    if not over:
+    reason = _policy_end(state, thresholds, config)
+    if reason is None:
         return Transition(state, thresholds, StepEvent())
     if pool_size < config.min_pool:
         deferred = replace(state, deferred=state.deferred + 1)
         return Transition(deferred, thresholds, StepEvent(deferred_switch=True))
-    return _enter_rubric(state, thresholds, config, reason, rng, frozen)  # type: ignore[arg-type]
+    return _enter_rubric(state, thresholds, config, reason, rng, frozen)
+
+
+def _policy_end(state: PhaseState, thresholds: Thresholds, config: PhaseConfig) -> EndReason | None:
+    """Why the policy phase ends with this step (if the pool allows it), or None."""
+    if state.planned is not None:
+        return config.schedule.reason if state.policy_t >= state.planned else None
+    return "saturation" if state.f_ema >= thresholds.tau_sat else None
 
 
 def _enter_rubric(

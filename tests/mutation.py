@@ -1,0 +1,221 @@
+"""Mutation testing of the maths: changes one operator or number at a time and expects a test to fail.
+
+Run: python tests/mutation.py [--jobs 2] [file ...]     (from the repository root; about three minutes)
+
+Each mutant lives in a forked child that already holds numpy, pytest and hypothesis; the mutated module is put
+in place of the file by an import hook, so nothing on disk changes. The file's own tests run first, the
+invariants only if those let the mutant live. Exit status 1 if a mutant survives that `EQUIVALENT` does not
+explain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+METHODS = "experiments/methods/"
+TESTS = "tests/experiments/"
+INVARIANTS = TESTS + "test_race_invariants.py"
+TARGETS = {
+    METHODS + "grpo.py": TESTS + "test_grpo.py",
+    METHODS + "race/routing.py": TESTS + "test_routing.py",
+    METHODS + "race/pool.py": TESTS + "test_pool.py",
+    METHODS + "race/phase.py": TESTS + "test_phase.py",
+    METHODS + "race/rubric_reward.py": TESTS + "test_rubric_reward.py",
+    METHODS + "race/controllers.py": TESTS + "test_controllers.py",
+}
+EQUIVALENT: dict[tuple[str, str], str] = {}
+"""(file, mutation) -> why no test can tell it from the original. The mutation is `source line => change`."""
+
+TIMEOUT_S = 90.0
+
+OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.Pow: (ast.Mult,),
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+}
+NAMES = {"min": "max", "max": "min", "argmin": "argmax", "argmax": "argmin", "minimum": "maximum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One changed program."""
+
+    path: str
+    line: int
+    label: str
+    code: types.CodeType
+
+
+def _replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """(description, mutated copy of the node)."""
+    for attribute in ("op", "ops"):
+        held = getattr(node, attribute, None)
+        for i, operator in enumerate(held if isinstance(held, list) else [held] if held else []):
+            for other in OPERATORS.get(type(operator), ()):
+                new = copy.deepcopy(node)
+                if isinstance(held, list):
+                    getattr(new, attribute)[i] = other()
+                else:
+                    setattr(new, attribute, other())
+                yield f"{type(operator).__name__} to {other.__name__}", new
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not)):
+        yield f"{type(node.op).__name__} dropped", copy.deepcopy(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield f"{node.value} to {not node.value}", ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        for change in (1, -1):
+            yield f"{node.value} {change:+d}", ast.Constant(node.value + change)
+    if isinstance(node, (ast.If, ast.IfExp)):
+        new = copy.deepcopy(node)
+        new.test = ast.UnaryOp(ast.Not(), new.test)
+        yield "condition negated", new
+    if isinstance(node, ast.Name) and node.id in NAMES:
+        yield f"{node.id} to {NAMES[node.id]}", ast.Name(NAMES[node.id], node.ctx)
+    if isinstance(node, ast.Attribute) and node.attr in NAMES:
+        yield f".{node.attr} to .{NAMES[node.attr]}", ast.Attribute(node.value, NAMES[node.attr], node.ctx)
+
+
+class _Swap(ast.NodeTransformer):
+    """Puts `new` where `target` is, in place."""
+
+    def __init__(self, target: ast.AST, new: ast.AST) -> None:
+        self.target, self.new = target, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Depth first."""
+        if node is self.target:
+            return ast.copy_location(self.new, node)
+        return self.generic_visit(node)
+
+
+def mutants(path: str) -> Iterator[Mutant]:
+    """All mutants of a file. One tree is changed, compiled and changed back."""
+    source = (ROOT / path).read_text()
+    lines = source.splitlines()
+    tree = ast.parse(source)
+    for target in list(ast.walk(tree)):
+        for description, new in list(_replacements(target)):
+            _Swap(target, new).visit(tree)
+            code = compile(ast.fix_missing_locations(tree), str(ROOT / path), "exec")
+            _Swap(new, target).visit(tree)
+            line = getattr(target, "lineno", 0)
+            yield Mutant(path, line, f"{lines[line - 1].strip()} => {description}", code)
+
+
+class _Loader(importlib.abc.Loader, importlib.abc.MetaPathFinder):
+    """Gives the mutated code under the module's own name."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+        self.name = "racelab." + mutant.path.removesuffix(".py").replace("/", ".")
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Answers for the one module."""
+        return importlib.machinery.ModuleSpec(name, self) if name == self.name else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Runs the mutant."""
+        module.__file__ = str(ROOT / self.mutant.path)
+        exec(self.mutant.code, module.__dict__)
+
+
+def _child(mutant: Mutant) -> int:
+    """0 if all tests pass (the mutant lives), else 1. Runs in a forked process."""
+    import pytest
+
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    sys.meta_path.insert(0, _Loader(mutant))
+    for tests in (TARGETS[mutant.path], INVARIANTS):
+        if pytest.main(["-x", "-q", "-p", "no:cacheprovider", str(ROOT / tests)]):
+            return 1
+    return 0
+
+
+def _start(mutant: Mutant) -> int:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = _child(mutant)
+        finally:
+            os._exit(status)
+    return pid
+
+
+def run(todo: Sequence[Mutant], jobs: int) -> list[Mutant]:
+    """The survivors, tried `jobs` at a time. A mutant that runs into the time limit is dead."""
+    waiting, running, alive = list(reversed(todo)), dict[int, tuple[Mutant, float]](), []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.pop()
+            running[_start(mutant)] = (mutant, time.monotonic())
+        for pid, (mutant, since) in list(running.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done and time.monotonic() - since > TIMEOUT_S:
+                os.kill(pid, signal.SIGKILL)
+                done, status = os.waitpid(pid, 0)
+            if done:
+                del running[pid]
+                if status == 0:
+                    alive.append(mutant)
+        time.sleep(0.005)
+    return alive
+
+
+def main() -> int:
+    """Runs all mutants of the given files (default: all targets) and prints the survivors."""
+    parser = argparse.ArgumentParser(description="Mutation testing of the maths files.")
+    parser.add_argument("files", nargs="*", default=list(TARGETS))
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    import hypothesis  # noqa: F401 - loaded here so that every child has it
+    import numpy as np  # noqa: F401
+    import pytest  # noqa: F401
+
+    unexplained = 0
+    for path in args.files:
+        todo = list(mutants(path))
+        alive = run(todo, args.jobs)
+        for mutant in alive:
+            why = EQUIVALENT.get((path, mutant.label))
+            unexplained += why is None
+            print(f"  {'equivalent' if why else 'SURVIVED'}  {path}:{mutant.line}: {mutant.label}")
+        print(f"{path}: {len(todo) - len(alive)} of {len(todo)} killed", flush=True)
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
