@@ -88,11 +88,13 @@ lint: setup ## ruff, mypy and the direction of imports
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
-bench: setup ## speed of a training step on this machine
-	@$(PY) bench/step.py $(ARGS)
+bench: setup ## speed of the parts on this machine
+	@for script in bench/*.py; do echo "== $$script"; $(PY) "$$script" $(ARGS); done
 
 mutants: setup ## how many seeded faults in the maths the tests notice (long)
-	@$(VENV)/bin/mutmut run $(ARGS)
+	@rm -rf build/mutants && mkdir -p build/mutants && cp -rL src tests pyproject.toml README.md LICENSE build/mutants/
+	@mutmut="$$PWD/$(VENV)/bin/mutmut"; cd build/mutants; \
+	  "$$mutmut" run --max-children $(JOBS) $(ARGS) | tail -c 400 | tr '\r' '\n' | tail -1; "$$mutmut" results
 
 clean: ## removes what the targets above made, runs excepted
 	@rm -rf $(VENV) build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
