@@ -1,0 +1,265 @@
+"""Composition: every shipped file, every kind of mistake, and the user's own folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from racelab.configs.compose import PATH_VARIABLE, compose, read_composed, to_yaml
+from racelab.configs.keys import CONFIG_DIR, groups, identity_keys, leaf_keys, section_keys
+from racelab.configs.schema import Config
+from racelab.experiments.errors import ConfigError
+
+NEEDS = {"file": ["data.path=prompts.jsonl"]}
+"""Options with a value that only the user can give."""
+
+
+def message(*overrides: str, dirs: list[Path] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides, dirs or [])
+    assert caught.value.exit_code == 2
+    text = str(caught.value)
+    assert "+key" not in text
+    assert "Hydra" not in text.replace("Hydra's own settings", "")
+    return text
+
+
+# --- what ships ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", groups()["preset"])
+@pytest.mark.parametrize("word", [f"{g}={o}" for g, options in groups().items() for o in options])
+def test_every_shipped_option_composes_in_every_preset(word: str, preset: str) -> None:
+    group, _, option = word.partition("=")
+    overrides = [word] if group == "preset" else [f"preset={preset}", word]
+    composed = compose([*overrides, *NEEDS.get(option, [])])
+    assert composed.choices[group] == option
+    assert Config.model_validate(yaml.safe_load(composed.yaml)) == composed.config
+
+
+def test_every_yaml_file_is_an_option_of_a_group_or_the_top() -> None:
+    files = {path.relative_to(CONFIG_DIR).as_posix() for path in CONFIG_DIR.rglob("*.yaml")}
+    options = {f"{group}/{option}.yaml" for group, names in groups().items() for option in names}
+    assert files == options | {"run.yaml"}
+
+
+def test_the_paper_preset_holds_every_key_but_those_of_other_options() -> None:
+    def flat(value: object, prefix: str = "") -> set[str]:
+        if not isinstance(value, dict):
+            return {prefix.rstrip(".")}
+        return set().union(*(flat(inner, f"{prefix}{name}.") for name, inner in value.items()))
+
+    held = flat(compose(["preset=paper"]).config.model_dump(mode="json"))
+    absent = set(leaf_keys()) - held
+    assert held <= set(leaf_keys())
+    # Only blocks with several shapes may lack keys: those of the shapes not chosen.
+    assert {key.partition(".")[0] for key in absent} <= {"data", "judge"}
+
+
+def test_an_override_beats_the_preset_and_a_group_choice_beats_the_presets_choice() -> None:
+    config = compose(["preset=paper", "backend=local", "run.policy_updates=7"]).config
+    assert config.backend.name == "local"
+    assert config.run.policy_updates == 7
+    assert config.preset == "paper"
+
+
+def test_equal_configs_give_equal_text_and_hash_and_other_ones_do_not() -> None:
+    first, again = compose([]), compose(["run.seed=0"])
+    assert first.yaml == again.yaml
+    assert first.sha256 == again.sha256
+    assert compose(["run.seed=1"]).sha256 != first.sha256
+
+
+def test_the_composed_yaml_is_read_back_as_the_same_config(tmp_path: Path) -> None:
+    composed = compose(["method.routing.mode=off", "method.rubric.on_parse_failure=nan", "preset=paper"])
+    file = tmp_path / "composed.yaml"
+    file.write_text(composed.yaml, encoding="utf-8")
+    back = read_composed(file)
+    assert back.config == composed.config
+    assert back.sha256 == composed.sha256
+
+
+def test_hydra_leaves_no_folder_and_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydra.core.global_hydra import GlobalHydra
+
+    monkeypatch.chdir(tmp_path)
+    compose([])
+    assert list(tmp_path.iterdir()) == []
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
+)
+def test_any_name_survives_when_quoted(name: str) -> None:
+    """A value in single quotes arrives unchanged, whatever is in it."""
+    escaped = name.replace("\\'", "'")
+    if escaped.endswith("\\") or "\\" in escaped or "${" in escaped:
+        return  # backslashes and interpolations have a meaning of their own in Hydra's grammar
+    quoted = escaped.replace("'", "\\'")
+    assert compose([f"run.name='{quoted}'"]).config.run.name == escaped
+
+
+# --- mistakes on the command line ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("q_target=0.3", ["q_target=0.3", "did you mean method.trqc.q_target?"]),
+        ("trqc.q_target=0.3", ["did you mean method.trqc.q_target?"]),
+        ("method.trqc.q_targt=0.3", ["did you mean method.trqc.q_target"]),
+        ("prset=paper", ["did you mean preset=paper?"]),
+        ("preset=papr", ["no such preset", "did you mean preset=paper?", "embedded, paper, sane"]),
+        ("foo", ["foo", "needs a value"]),
+        ("papr", ["needs a value", "preset=paper"]),
+        ("=3", ["not an override"]),
+        ("run.seed = 3", ["not an override"]),
+        ("+run.seed=3", ["write run.seed=3 without '+'"]),
+        ("++new.key=3", ["cannot be added", "new.key=3"]),
+        ("~run.seed", ["cannot be removed", "run.seed=VALUE"]),
+        ("run=3", ["run is a block of keys", "run.name"]),
+        ("hydra.run.dir=x", ["none of Hydra's own settings"]),
+        ("run.seed=1,2", ["one run takes one value", "run.seed=[1,2]"]),
+        ("run.name=a[b", ["cannot be read", "quote it", "\"'a[b'\""]),
+        ("run.seed=-1", ["run.seed=-1", "greater than or equal to 0"]),
+        ("run.seed=x", ["run.seed=x", "valid integer"]),
+        ("run.seed=true", ["run.seed=true", "must be a number"]),
+        ("run.name=3", ["run.name=3", "quote it"]),
+        ("method.phase.mode=evnt", ["event, fixed, random", "did you mean event?"]),
+        ("method.phase.tau_imp=nan", ["method.phase.tau_imp=nan", "finite"]),
+        ("method.rubric_reward.invalid_reward=inf", ["finite"]),
+        ("method.phase.window=15", ["method.phase: max_rubric_steps 20 is below 2 x window = 30"]),
+        ("backend.nodes=2", ["backend.nodes=2 needs backend=verl"]),
+        ("method.routing={mde: full}", ["method.routing.mde=full", "did you mean method.routing.mode"]),
+        ("data.path=x", ["not a key of data=package-tiny", "choose data=file"]),
+        ("data=file", ["data.path", "no value", "set data.path=VALUE"]),
+        ("validation.temperatures=[1.0,-3]", ["validation.temperatures.1=-3"]),
+        ("run.root=${oc.env:RACELAB_TEST_UNSET}", ["RACELAB_TEST_UNSET"]),
+    ],
+)
+def test_each_mistake_is_one_line_with_its_mend(word: str, parts: list[str]) -> None:
+    text = message(word)
+    assert len(text.splitlines()) == 1
+    for part in parts:
+        assert part in text
+
+
+@pytest.mark.parametrize("key", sorted(identity_keys()))
+def test_what_a_group_decides_cannot_be_set_alone(key: str) -> None:
+    assert f"comes with the choice of {key.partition('.')[0]}" in message(f"{key}=x")
+
+
+def test_several_mistakes_are_several_lines() -> None:
+    lines = message("run.seed=-1", "learner.lr=0").splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("run.seed=-1:")
+    assert lines[1].startswith("learner.lr=0:")
+
+
+def test_the_word_nan_is_an_option_although_yaml_and_hydra_know_the_number() -> None:
+    assert compose(["method.rubric.on_parse_failure=nan"]).config.method.rubric.on_parse_failure == "nan"
+
+
+def test_every_key_can_be_set_and_every_bare_last_part_finds_its_key() -> None:
+    for key in leaf_keys():
+        bare = key.rpartition(".")[2]
+        if bare in {*groups(), *leaf_keys(), *section_keys()}:
+            continue
+        homes = [name for name in leaf_keys() if name.rpartition(".")[2] == bare]
+        text = message(f"{bare}=1")
+        assert any(home in text for home in homes), text
+
+
+# --- the user's own folders ---------------------------------------------------------------------------------
+
+
+def folder(tmp_path: Path, text: str, name: str = "preset/mine.yaml") -> Path:
+    file = tmp_path / "my configs" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(text, encoding="utf-8")
+    return tmp_path / "my configs"
+
+
+MINE = "# @package _global_\ndefaults:\n  - sane\npreset: mine\nmethod:\n  trqc:\n    q_target: 0.4\n"
+
+
+def test_a_users_preset_is_found_by_option_and_by_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = folder(tmp_path, MINE)
+    assert compose(["preset=mine"], [mine]).config.method.trqc.q_target == 0.4
+    monkeypatch.setenv(PATH_VARIABLE, str(mine))
+    assert compose(["preset=mine"]).config.method.trqc.q_target == 0.4
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--config-dir" in message(dirs=[tmp_path / "none"])
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "none"))
+    assert PATH_VARIABLE in message()
+
+
+def test_a_file_with_a_shipped_name_is_an_error(tmp_path: Path) -> None:
+    text = message(dirs=[folder(tmp_path, MINE, "preset/paper.yaml")])
+    assert "rename your file" in text
+    assert "paper.yaml" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("    q_targt: 0.4", "did you mean method.trqc.q_target"),
+        ("    q_target: 4", "less than 1"),
+        ("  routing:\n    mode: off", 'write "off" in quotes'),
+    ],
+)
+def test_a_mistake_in_a_users_file_names_file_and_line(tmp_path: Path, line: str, part: str) -> None:
+    head = "# @package _global_\ndefaults:\n  - sane\npreset: mine\nmethod:\n"
+    body = line if line.startswith("  routing") else f"  trqc:\n{line}"
+    mine = folder(tmp_path, head + body + "\n")
+    text = message("preset=mine", dirs=[mine])
+    assert f"{mine / 'preset' / 'mine.yaml'}:7" in text
+    assert part in text
+    assert len(text.splitlines()) == 1
+
+
+def test_broken_yaml_names_file_and_line(tmp_path: Path) -> None:
+    mine = folder(tmp_path, "# @package _global_\nmethod:\n  - a\n b: [\n")
+    text = message("preset=mine", dirs=[mine])
+    assert "mine.yaml:4" in text
+    assert "not valid YAML" in text
+
+
+# --- what is imported ---------------------------------------------------------------------------------------
+
+
+def test_composing_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from racelab.configs.compose import compose; "
+        "from racelab.configs.check import reachability; reachability(compose([]).config); "
+        "heavy = ('torch', 'mlflow', 'transformers', 'pandas', 'pyarrow', 'numpy'); "
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_module_itself_loads_no_hydra() -> None:
+    code = (
+        "import sys, racelab.configs.compose; "
+        "print([m for m in ('hydra', 'omegaconf', 'pydantic_settings') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_yaml_of_a_config_keeps_the_order_of_the_schema() -> None:
+    keys = list(yaml.safe_load(to_yaml(compose([]).config)))
+    assert keys == list(Config.model_fields)
