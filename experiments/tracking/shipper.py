@@ -1,0 +1,472 @@
+"""Brings a run's spool to MLflow: a separate, low-priority process, so that the trainer never waits.
+
+`python -m racelab.experiments.tracking.shipper RUN --parent PID` follows the spool until the end record is
+delivered, or until the trainer is gone and the rest is delivered, or gives up at the end if the store does not
+answer. What is left is delivered by `sync`. The position in the spool is written after every delivered batch; a
+batch sent twice (killed between the two) adds nothing, since every point carries its first timestamp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from racelab.experiments.errors import DataError, RacelabError, RunFolderError, UnreachableError
+from racelab.experiments.fsio import file_lock, now_iso, read_json, write_json_atomic
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking.mlflow_store import (
+    MAX_METRICS,
+    MlflowStore,
+    Point,
+    tracking_uri,
+    with_credentials,
+    without_credentials,
+)
+from racelab.experiments.tracking.spool import (
+    Record,
+    SpoolWriter,
+    last_end,
+    last_valid_steps,
+    read_lines,
+    spool_files,
+)
+from racelab.experiments.tracking.tables import write_tables
+
+HEARTBEAT_S: Final = 30.0
+POLL_S: Final = 0.25
+SHIP_EVERY_S: Final = 2.0
+_MAX_BACKOFF_S: Final = 60.0
+_FINAL: Final = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_TAGS: Final = ("kind", "paper", "method", "variant", "condition", "task", "seed", "schema", "config_sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What `sync` did.
+
+    Attributes:
+        delivered: spool records delivered by this call.
+        backlog: records still to be delivered.
+        closed_stale: the run said it was running though its process had died; it is now `interrupted`.
+        live: another process is working on the run or delivering it; this call left it alone.
+    """
+
+    run_id: str
+    mlflow_run_id: str | None
+    delivered: int
+    backlog: int
+    closed_stale: bool = False
+    live: bool = False
+
+
+class Shipper:
+    """Delivers one run's spool to one store, from where the last delivery stopped."""
+
+    def __init__(self, run: RunFolder, uri: str) -> None:
+        """Args: run: opened. uri: with credentials, if it needs any; only the bare address is stored."""
+        self.run = run
+        self.uri = uri
+        self.delivered = 0
+        """Records delivered by this object."""
+        self._store: MlflowStore | None = None
+        self._position = read_position(run, uri)
+
+    def connect(self) -> None:
+        """Opens the store, finds or creates the MLflow run, sends config and params. Done once.
+
+        Raises:
+            UnreachableError: the store does not answer.
+        """
+        if self._store is not None:
+            return
+        store = MlflowStore.open(self.uri)
+        info = self.run.info()
+        experiment = str(info.get("tracking", {}).get("experiment") or "racelab")
+        tags = run_tags(self.run)
+        if info.get("sweep"):
+            tags["mlflow.parentRunId"] = self._parent(store, experiment, str(info["sweep"]))
+        started = int(datetime.fromisoformat(info["started"]).timestamp() * 1000)
+        known = self._position["mlflow_run_id"]
+        mlflow_id = store.ensure_run(experiment, self.run.run_id, info["name"], started, tags, known)
+        if mlflow_id != known:  # a new store, or one that has lost the run: all is to be sent (again)
+            self._position |= {"mlflow_run_id": mlflow_id, "attempts": {}, "artifacts": {}}
+            self._save()
+        if info.get("mlflow_run_id") != mlflow_id:
+            self.run.update(mlflow_run_id=mlflow_id)
+        if last_end(self.run) is None:
+            store.set_status(mlflow_id, "RUNNING")
+        self._send_params(store, mlflow_id)
+        store.log(mlflow_id, tags=tags)
+        self._store = store
+        self.send_artifacts(("config", "env"))
+
+    @property
+    def mlflow_id(self) -> str:
+        """Known after `connect`."""
+        return str(self._position["mlflow_run_id"])
+
+    def _parent(self, store: MlflowStore, experiment: str, sweep: str) -> str:
+        """A sweep's own MLflow run; it only holds its cells together, so it is never RUNNING."""
+        key = "sweep-" + hashlib.sha256(sweep.encode()).hexdigest()[:16]
+        tags = {"racelab.kind": "sweep", "racelab.sweep": sweep}
+        parent = store.ensure_run(experiment, key, sweep, int(time.time() * 1000), tags)
+        store.set_status(parent, "FINISHED")
+        return parent
+
+    def _send_params(self, store: MlflowStore, mlflow_id: str) -> None:
+        import yaml
+
+        config = yaml.safe_load((self.run.path / "config" / "composed.yaml").read_text(encoding="utf-8"))
+        wanted = flatten(config) if isinstance(config, Mapping) else {}
+        there = store.params(mlflow_id)
+        store.log(mlflow_id, params={key: value for key, value in wanted.items() if key not in there})
+
+    def ship(self) -> int:
+        """Delivers every whole record that is there now, but not the newest attempt's end record.
+
+        Returns the number of records delivered.
+
+        Raises:
+            UnreachableError: the store stopped answering; what was delivered is remembered.
+            DataError: a damaged spool line.
+        """
+        self.connect()
+        before = self.delivered
+        attempts = self.run.attempts()
+        limits = last_valid_steps(attempts)
+        for attempt, path in spool_files(self.run).items():
+            self._ship_file(attempt, path, limits.get(attempt, math.inf), newest=attempt not in limits)
+        return self.delivered - before
+
+    def _ship_file(self, attempt: int, path: Path, limit: float, newest: bool) -> None:
+        place = self._place(attempt)
+        points: list[Point] = []
+        tags: dict[str, str] = {}
+        offset, count = place["offset"], 0
+        for record, after in read_lines(path, offset):
+            if record["kind"] == "end" and newest:
+                break
+            fresh = [(n, v, record["ts"], record["step"]) for n, v in record["values"].items()] if (
+                record["kind"] == "metrics" and record["step"] <= limit
+            ) else []  # fmt: skip
+            if points and len(points) + len(fresh) > MAX_METRICS:
+                self._deliver(place, points, tags, offset, count)
+                points, tags, count = [], {}, 0
+            points += fresh
+            if record["kind"] == "tags":
+                tags |= {tag_key(key): value for key, value in record["values"].items()}
+            offset, count = after, count + 1
+        if count:
+            self._deliver(place, points, tags, offset, count)
+
+    def _deliver(
+        self, place: dict[str, int], points: list[Point], tags: dict[str, str], offset: int, count: int
+    ) -> None:
+        assert self._store is not None
+        self._store.log(self.mlflow_id, points, tags=tags)
+        place["offset"] = offset
+        place["records"] += count
+        self._save()
+        self.delivered += count
+
+    def heartbeat(self) -> None:
+        """Tags the MLflow run with the present time."""
+        self.connect()
+        assert self._store is not None
+        self._store.log(self.mlflow_id, tags={"racelab.heartbeat": now_iso()})
+
+    def finish(self) -> None:
+        """Delivers the newest attempt's end: artifacts, final status, and at last the end record itself."""
+        end = last_end(self.run)
+        if end is None:
+            return
+        self.ship()
+        assert self._store is not None
+        self.send_artifacts(("config", "env", "tables", "."))
+        reason = {"racelab.end_reason": end.get("reason") or end["status"]}
+        self._store.log(self.mlflow_id, tags=run_tags(self.run) | reason)
+        self._store.set_status(self.mlflow_id, _FINAL[end["status"]], end["ts"])
+        place = self._place(end["attempt"])
+        path = spool_files(self.run)[end["attempt"]]
+        for _, after in read_lines(path, place["offset"]):
+            place["offset"] = after
+            place["records"] += 1
+            self.delivered += 1
+        self._save()
+
+    def mark_killed(self) -> None:
+        """Closes the MLflow run of a trainer that died without a word."""
+        self.connect()
+        assert self._store is not None
+        self._store.log(self.mlflow_id, tags={"racelab.end_reason": "killed"})
+        self._store.set_status(self.mlflow_id, "KILLED", int(time.time() * 1000))
+
+    def send_artifacts(self, folders: tuple[str, ...]) -> None:
+        """Uploads the files that are new or have changed since they were last sent."""
+        self.connect()
+        assert self._store is not None
+        sent = self._position["artifacts"]
+        for folder in folders:
+            for file in sorted((self.run.path / folder).iterdir()):
+                top = folder == "."
+                if file.name.startswith(".") or not file.is_file():
+                    continue
+                if top and file.name not in ("manifest.json", "attempts.json", "run.json"):
+                    continue
+                digest = _sha256(file)
+                key = file.name if top else f"{folder}/{file.name}"
+                if sent.get(key) != digest:
+                    self._store.artifact(self.mlflow_id, file, None if top else folder)
+                    sent[key] = digest
+        self._save()
+
+    def _place(self, attempt: int) -> dict[str, int]:
+        places: dict[str, dict[str, int]] = self._position["attempts"]
+        return places.setdefault(str(attempt), {"offset": 0, "records": 0})
+
+    def _save(self) -> None:
+        write_json_atomic(self.run.spool_dir / "shipped.json", self._position)
+
+    def records_of(self, attempt: int) -> int:
+        """Records of one attempt delivered so far."""
+        return self._place(attempt)["records"]
+
+
+def read_position(run: RunFolder, uri: str) -> dict[str, Any]:
+    """What `uri` has got of the run: {uri, mlflow_run_id, attempts: {n: {offset, records}}, artifacts}."""
+    bare = without_credentials(uri)
+    path = run.spool_dir / "shipped.json"
+    if path.exists():
+        stored: dict[str, Any] = read_json(path)
+        if stored.get("uri") == bare:
+            return stored
+    return {"uri": bare, "mlflow_run_id": None, "attempts": {}, "artifacts": {}}
+
+
+def run_uri(run: RunFolder) -> str:
+    """The address of the run's store, as its tracker recorded it."""
+    stored = run.info().get("tracking", {}).get("uri")
+    return with_credentials(str(stored)) if stored else tracking_uri(run.path.parent)
+
+
+def run_tags(run: RunFolder) -> dict[str, str]:
+    """The `racelab.*` tags and the Markdown note of a run, from its folder."""
+    info = run.info()
+    tags = {f"racelab.{key}": str(info[key]) for key in _TAGS if info.get(key) not in (None, "")}
+    attempts = run.attempts()
+    tags["racelab.attempt"] = str(attempts[-1]["attempt"] if attempts else 0)
+    tags["racelab.path"] = str(run.path)
+    config = run.path / "config" / "composed.yaml"
+    tags.setdefault("racelab.config_sha256", _sha256(config))
+    git = read_json(run.path / "env" / "environment.json").get("git")
+    if git:
+        tags["racelab.code_sha"] = git["sha"] + ("+changes" if git["dirty"] else "")
+    tags["mlflow.note.content"] = run_note(run)
+    return tags
+
+
+def run_note(run: RunFolder) -> str:
+    """What MLflow shows on top of the run's page (Markdown)."""
+    info = run.info()
+    words = read_json(run.path / "config" / "overrides.json")
+    command = info.get("command") or shlex.join(["racelab", "train", *words])
+    facts = [f"- {key}: `{info[key]}`" for key in _TAGS if info.get(key) not in (None, "")]
+    return "\n".join([
+        f"## {info['name']}",
+        "",
+        *facts,
+        f"- folder: `{run.path}`",
+        "",
+        "Reproduce:",
+        "",
+        "```bash",
+        str(command),
+        "```",
+        "",
+        f"Look closer: `racelab show {run.run_id}`. The run's tables are under Artifacts, `tables/`.",
+    ])  # fmt: skip
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested config as `a.b.c` -> text. Lists stay together.
+
+    Example: {"a": {"b": 1, "c": [1, 2]}, "d": None} gives {"a.b": "1", "a.c": "[1, 2]", "d": "None"}.
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def tag_key(key: str) -> str:
+    """A tag's full name: `racelab.` unless it has a family already."""
+    return key if key.startswith(("racelab.", "mlflow.")) else f"racelab.{key}"
+
+
+def backlog(run: RunFolder) -> int:
+    """Spool records that the run's store has not got yet."""
+    places = read_position(run, run_uri(run))["attempts"]
+    return sum(
+        sum(1 for _ in read_lines(path, places.get(str(attempt), {}).get("offset", 0)))
+        for attempt, path in spool_files(run).items()
+    )
+
+
+def sync(run: RunFolder) -> SyncReport:
+    """Delivers, in this process, what the store lacks, and closes the run if its process died.
+
+    Raises:
+        UnreachableError: the store does not answer. A stale run is closed in its folder all the same.
+        DataError: a damaged spool line.
+    """
+    closed = _close_stale(run)
+    if not spool_files(run):
+        return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, 0)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_ship_lock(run, wait_s=0.5))
+        except RunFolderError:
+            return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, backlog(run), closed, live=True)
+        if backlog(run) == 0:
+            # nothing to say, so nothing to connect for
+            return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, 0, closed)
+        shipper = Shipper(run, run_uri(run))
+        shipper.ship()
+        live = run.is_held()
+        if not live:
+            _refresh_tables(run)
+            shipper.finish()
+        write_status(run, "delivered" if backlog(run) == 0 else "ok", shipper)
+        return SyncReport(run.run_id, shipper.mlflow_id, shipper.delivered, backlog(run), closed, live)
+
+
+def _close_stale(run: RunFolder) -> bool:
+    """Writes the end that a killed trainer could not write."""
+    if run.status() != "stale":
+        return False
+    try:
+        lock = run.lock()
+    except RunFolderError:  # hung, but alive: not ours to close
+        return False
+    with lock:
+        attempts = run.attempts()
+        attempt = int(attempts[-1]["attempt"]) if attempts else run.begin_attempt()
+        if last_end(run) is None:
+            path = run.spool_dir / f"{attempt}.jsonl"
+            step = max((int(r["step"]) for r, _ in read_lines(path)), default=0) if path.exists() else 0
+            writer = SpoolWriter(path)
+            writer.append([{"kind": "end", "step": step, "status": "interrupted", "reason": "killed"}])
+            writer.sync()
+            writer.close()
+        end: Record = last_end(run) or {}
+        _refresh_tables(run)
+        run.update(status=end.get("status", "interrupted"), reason=end.get("reason", "killed"))
+    return True
+
+
+def _refresh_tables(run: RunFolder) -> None:
+    """Builds the tables unless they hold the whole spool already."""
+    sizes = {path.name: path.stat().st_size for path in spool_files(run).values()}
+    manifest = run.path / "manifest.json"
+    if not manifest.exists() or read_json(manifest).get("spool") != sizes:
+        write_tables(run)
+
+
+def _ship_lock(run: RunFolder, wait_s: float) -> contextlib.AbstractContextManager[None]:
+    return file_lock(run.spool_dir / "ship.lock", wait_s)
+
+
+def write_status(run: RunFolder, state: str, shipper: Shipper | None = None, message: str = "") -> None:
+    """`spool/ship_status.json`, for the trainer and for `racelab show`.
+
+    `state` is starting, ok, unreachable, gave_up, delivered or error; `records` counts what was delivered of
+    each attempt.
+    """
+    records = {str(a): shipper.records_of(a) for a in spool_files(run)} if shipper else {}
+    status = {"state": state, "message": message, "at": now_iso(), "pid": os.getpid(), "records": records}
+    write_json_atomic(run.spool_dir / "ship_status.json", status)
+
+
+def follow(run: RunFolder, parent: int) -> int:
+    """The life of the shipper process; returns its exit code (0: all delivered)."""
+    shipper = Shipper(run, run_uri(run))
+    backoff, next_try, next_beat, last_tries = 1.0, 0.0, 0.0, 2
+    write_status(run, "starting")
+    for alive, ended in _turns(run, parent):
+        now = time.monotonic()
+        over = ended or not alive
+        if now < next_try and not over:
+            continue
+        try:
+            shipper.ship()
+            if ended:
+                shipper.finish()
+            elif not alive:
+                shipper.mark_killed()
+            elif now >= next_beat:
+                shipper.heartbeat()
+                next_beat = now + HEARTBEAT_S
+        except UnreachableError as error:
+            last_tries -= over
+            if over and last_tries == 0:
+                write_status(run, "gave_up", shipper, str(error))
+                return 4
+            write_status(run, "unreachable", shipper, str(error))
+            next_try, backoff = now + backoff, min(_MAX_BACKOFF_S, 2 * backoff)
+        else:
+            write_status(run, "delivered" if over else "ok", shipper)
+            if over:
+                return 0
+            next_try, backoff = now + SHIP_EVERY_S, 1.0
+    return 0
+
+
+def _turns(run: RunFolder, parent: int) -> Iterator[tuple[bool, bool]]:
+    """(trainer alive, run ended with its tables built), a few times a second, for ever."""
+    while True:
+        alive = os.getppid() == parent
+        ended = last_end(run) is not None and (not alive or run.info()["status"] != "running")
+        yield alive, ended
+        time.sleep(POLL_S)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="racelab.experiments.tracking.shipper")
+    parser.add_argument("run")
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args(words)
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    run = RunFolder.open(args.run)
+    try:
+        with _ship_lock(run, wait_s=120):
+            return follow(run, args.parent)
+    except RacelabError as error:
+        print(error, file=sys.stderr)
+        with contextlib.suppress(RacelabError, DataError):
+            write_status(run, "error", message=str(error))
+        return error.exit_code
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
