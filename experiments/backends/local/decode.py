@@ -77,8 +77,8 @@ def check(requests: Sequence[GenerationRequest], window: int, vocab: int) -> Non
             raise DataError(f"{where}: the prefix is empty; give at least one token")
         if len(r.prefix) > window - 1:
             raise DataError(
-                f"{where}: the prefix has {len(r.prefix)} tokens and needs room for one more, but the model's "
-                f"window holds {window}; shorten the prompt"
+                f"{where}: the prefix has {len(r.prefix)} tokens and needs room for one more, but the "
+                f"model's window holds {window}; shorten the prompt"
             )
         if min(r.prefix) < 0 or max(r.prefix) >= vocab:
             raise DataError(f"{where}: the prefix holds a token id outside 0..{vocab - 1}")

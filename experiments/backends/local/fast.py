@@ -2,8 +2,8 @@
 
 Weights are held under fused names: `emb`, `norm`, `head` (untied models), and per layer i `i.qkv`,
 `i.qkv_b`, `i.o`, `i.gu` (gate over up), `i.down`, `i.n1`, `i.n2`, `i.qn`, `i.kn`. Layers below
-`train_from_layer` are frozen and have no master: their compute copies are shared with the frozen reference. The
-embedding and the head are trained only if `train_from_layer` is 0; the last norm always is.
+`train_from_layer` are frozen and have no master: their compute copies are shared with the frozen reference.
+The embedding and the head are trained only if `train_from_layer` is 0; the last norm always is.
 """
 
 from __future__ import annotations
