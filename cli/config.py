@@ -155,10 +155,11 @@ def _load(what: str, config_dirs: Sequence[Path]) -> Composed:
     presets = groups([d for d in config_dirs if d.is_dir()]).get("preset", [])
     if what in presets:
         return compose([f"preset={what}"], config_dirs)
+    from racelab.cli.train import run_root
     from racelab.sweeps.manifest import resolve
 
     try:
-        run = resolve(what)
+        run = resolve(run_root(""), what)
     except RunFolderError as error:
         hint = did_you_mean(near(what, presets))
         raise ConfigError(f"{what}: neither a preset nor a run{hint} ({error})") from error

@@ -184,7 +184,9 @@ def config_check(
 @app.command()
 def runs(
     root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Show at most this many; 0: all.")] = 20,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="At most this many, 0: all. Default: 20, under --json all.")
+    ] = None,
     json_output: Json = False,
 ) -> int:
     """List the runs, newest first."""

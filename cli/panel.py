@@ -95,16 +95,20 @@ class PlainLines:
     def __init__(self, stream: IO[str] | None = None) -> None:
         """Writes to `stream`; stderr by default."""
         self._stream = stream or sys.stderr
+        self._budget = 0
 
     def start(self, title: str, total_policy_updates: int) -> None:
         """Names the run and its budget."""
+        self._budget = total_policy_updates
         self._say(f"{title}: {total_policy_updates} policy updates")
 
     def update(self, record: StepRecord) -> None:
         """One line."""
         s = record.status
         words = [f"step {record.step}", str(s.get("phase", "-"))]
-        words.append(f"policy {number(s.get('policy_step'))}/{number(s.get('policy_budget'))}")
+        words.append(
+            f"policy {number(s.get('policy_step'))}/{number(s.get('policy_budget') or self._budget)}"
+        )
         words.append(f"reward={number(s.get('reward'))}")
         if s.get("phase") == "policy":
             counts = ",".join(f"{label}:{count}" for label, count in _routes(s).items() if count)

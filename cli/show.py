@@ -1,0 +1,217 @@
+"""`racelab show`: one run, or the rubrics, responses and scores of one of its steps."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from racelab.cli.console import number, on_terminal, print_json, print_table, seconds
+from racelab.cli.runs import REWARD, local_time, method_name
+from racelab.cli.train import run_root
+from racelab.experiments.errors import DataError
+from racelab.experiments.runfolder import RunFolder, read_json
+from racelab.sweeps.manifest import resolve, run_info
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_METRICS = (
+    (REWARD, "reward, policy steps"),
+    ("race/rubric_reward/mean", "reward, rubric steps"),
+    ("race/route/informative_frac", "informative groups"),
+    ("race/route/quarantine_rate", "quarantine rate"),
+    ("race/signal/sigma_zero_frac", "groups with equal rewards"),
+    ("race/trqc/q_ema", "q̂"),
+    ("race/trqc/sigma_rt", "σ_rt"),
+    ("race/trqc/tau_tie", "τ_tie"),
+    ("race/switch/f_sat_ema", "f̂"),
+    ("race/switch/tau_sat", "τ_sat"),
+    ("race/switch/tau_imp", "τ_imp"),
+    ("race/pool/size", "pool"),
+    ("train/optim/kl", "KL"),
+    ("perf/rollout/tokens_per_s", "tokens/s"),
+    ("perf/time/step_s", "seconds a step"),
+)
+"""Metric -> how a person calls it; those that the run logged are shown."""
+
+
+def show(run: str, step: int | None, root: Path | None, json_output: bool) -> int:
+    """Prints a run, or one step of it."""
+    folder = resolve(run_root(str(root) if root else ""), run)
+    if step is not None:
+        groups = step_groups(folder, step)
+        if json_output:
+            print_json({"run_id": folder.run_id, "step": step, "groups": groups})
+        else:
+            _print_step(folder, step, groups)
+        return 0
+    found = describe(folder)
+    if json_output:
+        print_json(found)
+    else:
+        _print_run(found)
+    return 0
+
+
+def describe(run: RunFolder) -> dict[str, Any]:
+    """What is known of a run, as JSON values."""
+    from racelab.analysis.load import load_metrics, load_table
+    from racelab.analysis.summary import stored_summary
+    from racelab.experiments.tracking.shipper import backlog
+
+    metrics = load_metrics(run)
+    phases = load_table(run, "phases")
+    attempts = run.attempts()
+    overrides = run.path / "config" / "overrides.json"
+    return {
+        **run_info(run).to_json(),
+        "last_step": int(metrics.index.max()) if len(metrics.index) else 0,
+        "seconds": _total(metrics, "perf/time/step_s"),
+        "attempts": attempts,
+        "overrides": read_json(overrides) if overrides.is_file() else [],
+        "phases": _records(phases, ["index", "kind", "start", "end", "length", "end_reason"]),
+        "metrics": {name: _course(metrics, name) for name, _ in _METRICS if name in metrics.columns},
+        "records_waiting": backlog(run),
+        "summary": stored_summary(run),
+    }
+
+
+def step_groups(run: RunFolder, step: int) -> list[dict[str, Any]]:
+    """The groups of a step: prompt, rubric, routing, and each sample with its score, in order.
+
+    Raises:
+        DataError: no text of that step was kept.
+    """
+    from racelab.analysis.load import load_table
+
+    samples = load_table(run, "samples")
+    at = samples[samples["step"] == step]
+    if at.empty:
+        kept = sorted({int(s) for s in samples["step"].dropna()})
+        there = f"texts were kept of steps {_ranges(kept)}" if kept else "it kept no texts at all"
+        raise DataError(f"run {run.run_id} has no texts of step {step}; {there} (run.samples_every)")
+    routed = load_table(run, "groups")
+    routing = _records(
+        routed[routed["step"] == step],
+        ["prompt_id", "route", "mean", "std", "tie_rate", "d_tri", "d_emb", "sigma_rt", "tau_tie"],
+    )
+    found = []
+    for number_of_group, rows in at.groupby("group", sort=True):
+        index = int(str(number_of_group))
+        records = _records(rows.sort_values("idx"), ["idx", "role", "prompt", "text", "rubric_text", "score"])
+        role = str(records[0]["role"])
+        has_routing = role == "policy" and index < len(routing)
+        found.append(
+            {
+                "group": index,
+                "role": role,
+                "prompt": records[0]["prompt"],
+                "rubric": records[0]["rubric_text"] if role == "policy" else None,
+                "routing": routing[index] if has_routing else None,
+                "samples": [{key: row[key] for key in ("idx", "text", "score")} for row in records],
+            }
+        )
+    return found
+
+
+def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows as plain values; columns that are not there are left out."""
+    present = [column for column in columns if column in frame.columns]
+    return [
+        {name: _plain(value) for name, value in zip(present, row, strict=True)}
+        for row in frame[present].itertuples(index=False, name=None)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as Python's own; NaN and missing values as None."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _total(metrics: pd.DataFrame, name: str) -> float | None:
+    return float(metrics[name].sum()) if name in metrics.columns else None
+
+
+def _course(metrics: pd.DataFrame, name: str) -> dict[str, float]:
+    """First, last, least and largest of a metric over the steps that logged it."""
+    values = metrics[name].dropna()
+    return {
+        "first": float(values.iloc[0]),
+        "last": float(values.iloc[-1]),
+        "min": float(values.min()),
+        "max": float(values.max()),
+    }
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """`1-4, 8, 12-13`."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][1] + 1:
+            parts[-1][1] = step
+        else:
+            parts.append([step, step])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _print_run(found: Mapping[str, Any]) -> None:
+    reason = f" ({found['reason']})" if found["reason"] else ""
+    name = "/".join(word for word in (found["method"], found["variant"]) if word)
+    print(f"{found['name']}  {found['run_id']}")
+    print(f"  status    {found['status']}{reason}")
+    print(f"  method    {name}, seed {found['seed']}")
+    print(f"  started   {local_time(found['started'])}, attempts {len(found['attempts'])}")
+    print(f"  step      {found['last_step']}, {seconds(found['seconds'])} in steps")
+    print(f"  folder    {found['path']}")
+    print(f"  overrides {' '.join(found['overrides']) or 'none'}")
+    mlflow = found["mlflow_run_id"] or "not there yet"
+    waiting = f", {found['records_waiting']} records wait (racelab sync)" if found["records_waiting"] else ""
+    print(f"  mlflow    {mlflow}{waiting}")
+    if found["phases"]:
+        print("\nPhases")
+        columns = ["index", "kind", "start", "end", "length", "end_reason"]
+        rows = [[str(phase.get(column, "-")) for column in columns] for phase in found["phases"]]
+        print_table(columns, rows, right=["index", "start", "end", "length"])
+    if found["metrics"]:
+        print("\nMetrics")
+        rows = [
+            [label, *(number(found["metrics"][name][k]) for k in ("first", "last", "min", "max")), name]
+            for name, label in _METRICS
+            if name in found["metrics"]
+        ]
+        print_table(["", "first", "last", "min", "max", "name"], rows, right=["first", "last", "min", "max"])
+    print(f"\nTexts of a step: racelab show {found['run_id']} --step N")
+
+
+def _print_step(run: RunFolder, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+    info = run_info(run)
+    print(f"{info.name}  {run.run_id}  {method_name(info)}  step {step}")
+    for group in groups:
+        kind = "candidate rubrics" if group["role"] == "rubric" else "responses"
+        print(f"\nGroup {group['group']}: {len(group['samples'])} {kind}")
+        _block("prompt", str(group["prompt"]))
+        if group["rubric"]:
+            _block("rubric", str(group["rubric"]))
+        routing = group["routing"]
+        if routing:
+            values = "  ".join(
+                f"{label} {number(routing.get(key))}"
+                for label, key in (("mean", "mean"), ("σ", "std"), ("ties", "tie_rate"), ("d_tri", "d_tri"))
+            )
+            _block("route", f"{routing.get('route')}  {values}")
+        for sample in group["samples"]:
+            _block(number(sample["score"]), str(sample["text"]).strip() or "(nothing)")
+
+
+def _block(label: str, text: str) -> None:
+    """A label and a text, wrapped under each other on a terminal, one line for each of the text's off it."""
+    width = max(40, shutil.get_terminal_size().columns - 12) if on_terminal() else 10**6
+    lines = [part for line in text.splitlines() or [""] for part in (textwrap.wrap(line, width) or [""])]
+    print(f"  {label:>7}  {lines[0]}")
+    for line in lines[1:]:
+        print(f"  {'':>7}  {line}")
