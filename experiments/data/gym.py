@@ -137,7 +137,10 @@ def _scorer(dataset: str) -> Any:
     _known(dataset, DataError)
     from reasoning_gym.factory import get_score_answer_fn
 
-    return get_score_answer_fn(dataset)
+    try:
+        return get_score_answer_fn(dataset)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DataError(f"reasoning_gym check: {dataset} has no scorer of its own: {error}") from None
 
 
 def _known(name: str, error: type[ConfigError] | type[DataError] = ConfigError) -> None:
