@@ -36,7 +36,22 @@ TARGETS = {
     METHODS + "race/rubric_reward.py": TESTS + "test_rubric_reward.py",
     METHODS + "race/controllers.py": TESTS + "test_controllers.py",
 }
-EQUIVALENT: dict[tuple[str, str], str] = {}
+_ANY_ROUNDING = "one decimal more or less still lies between the grid of the scores and their binary error"
+_SAME_LENGTH = "the lengths were made equal a few lines above, `strict` can never act"
+EQUIVALENT: dict[tuple[str, str], str] = {
+    (METHODS + "race/routing.py", "_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
+    (METHODS + "race/routing.py", "_DIGITS = 12 => 12 -1"): _ANY_ROUNDING,
+    (METHODS + "race/pool.py", "_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
+    (METHODS + "race/pool.py", "_DIGITS = 12 => 12 -1"): _ANY_ROUNDING,
+    (
+        METHODS + "grpo.py",
+        "for (prefix, samples, rewards_G), weights_GT in zip(groups, weights, strict=True): => True to False",
+    ): _SAME_LENGTH,
+    (
+        METHODS + "grpo.py",
+        "rows = zip(samples, adv_G, weights_GT, strict=True) => True to False",
+    ): _SAME_LENGTH,
+}
 """(file, mutation) -> why no test can tell it from the original. The mutation is `source line => change`."""
 
 TIMEOUT_S = 90.0

@@ -69,6 +69,7 @@ def test_policy_step_follows_the_ema_and_counts():
     assert two.thresholds == START
     assert two.event.ended is None
     assert not two.event.deferred_switch
+    assert not two.event.saturated
 
 
 def test_a_step_without_a_usable_group_counts_but_leaves_the_ema():
@@ -199,6 +200,7 @@ def test_the_cap_ends_a_phase_that_never_plateaus_and_teaches_the_controller_not
     assert got.state.rubric_lengths == (7,)
     assert got.state.kind is PhaseKind.POLICY
     assert math.isnan(got.event.length_error)
+    assert not got.event.saturated
 
 
 def test_a_plateau_on_the_capped_step_is_a_plateau():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -24,6 +25,33 @@ groups = st.lists(maybe, min_size=1, max_size=9).map(np.array)
 full_groups = st.lists(scores, min_size=2, max_size=9).map(np.array)
 unit = st.floats(0, 1)
 nested_lengths = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+VALUES = [
+    Thresholds(),
+    routing.GroupSignals(0.5, 0.1, 0.1, 0.1, 0.1, 8),
+    pools.Pool(),
+    ctl.TrqcConfig(),
+    ctl.TrqcUpdate(Thresholds(), 0.0, 0.0, False),
+    ctl.PhaseLengthConfig(),
+    ctl.LengthUpdate(0.1, 0.0, False),
+    ctl.Calibration(),
+    ph.EventSchedule(),
+    ph.FixedSchedule(1, 1),
+    ph.RandomSchedule(1, 1),
+    ph.PhaseConfig(),
+    ph.PhaseState(),
+    ph.PhaseRecord(0, ph.PhaseKind.POLICY, 1, 1, 1, "budget", Thresholds(), Thresholds()),
+    ph.StepEvent(),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
+def test_states_are_values(value):
+    first = next(iter(value.__dataclass_fields__))
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, first, None)
+    assert not hasattr(value, "__dict__")
 
 
 @FEW
