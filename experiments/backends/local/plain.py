@@ -29,7 +29,9 @@ class PlainModel:
         self.module = module.to(device).eval()
         self.dtype, self.device, self.train_from = dtype, device, train_from
         self.vocab = int(module.get_input_embeddings().weight.shape[0])
-        self._takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+        known = inspect.signature(module.forward).parameters
+        self._takes_positions = "position_ids" in known
+        self.cache_name = "cache" if "cache" in known else "past_key_values"  # older transformers 5
         self.masters: dict[str, Tensor] = {}
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(train_from is not None and _trained(name, train_from))
@@ -60,7 +62,7 @@ class PlainModel:
         args: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if cache is not None or last is not None:
             args["use_cache"] = True
-            args["past_key_values"] = cache
+            args[self.cache_name] = cache
         if self._takes_positions:
             positions = (mask.cumsum(-1) - 1).clamp_(min=0)
             args["position_ids"] = positions[:, -ids.shape[1] :]
@@ -120,7 +122,7 @@ class PlainStepper:
             ids[r, width - len(prefix) :], mask[r, width - len(prefix) :] = torch.tensor(list(prefix)), 1
         device = self._m.device
         out = self._m.call(ids.to(device), mask.to(device), last=1)
-        self._cache = out.past_key_values
+        self._cache = getattr(out, self._m.cache_name, None)
         if not hasattr(self._cache, "batch_select_indices"):
             raise ModelError("this model's cache cannot be split by rows; use engine 'fast' or another model")
         owner = owner.to(device)
