@@ -91,7 +91,7 @@ def test_nothing_imports_a_room_by_its_bare_name() -> None:
         f"{path.relative_to(ROOT)}:{line}: {module}"
         for path in files
         for line, module in imports(path)
-        if module.split(".")[0] in ROOMS or module.startswith(".")
+        if module.split(".")[0] in ROOMS
     ]
     assert bare == []
 
@@ -153,7 +153,7 @@ def test_the_lock_satisfies_what_pyproject_asks_for() -> None:
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
-    home = re.compile(r"(?<![\w.~$}])/(?:root|home/\w|Users/\w|work|mnt|opt/(?:py|wh))[\w./-]*|file:/{2,3}\w")
+    home = re.compile(r"(?<![\w.~$}])/(?:root|home/\w|Users/\w|work|mnt|opt/(?:py|wh))[\w./-]*")
     found = []
     for path in tracked():
         if path == Path(__file__) or path.suffix in {".png", ".csv", ".jsonl"}:

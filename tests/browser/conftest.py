@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,10 +15,14 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from racelab.experiments.runfolder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHOTS = ROOT / "build" / "ci"
@@ -51,23 +56,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def write_run(uri: str) -> tuple[str, str, str]:
-    """One finished run of 12 steps; returns (experiment id, run id, run name)."""
-    from mlflow.entities import Metric, Param, RunTag
-    from mlflow.tracking import MlflowClient
+def write_run(root: Path) -> RunFolder:
+    """One finished run of 12 steps through the project's own record and shipper."""
+    from racelab.experiments.runfolder import RunFolder
+    from racelab.experiments.tracking.tracker import SpoolTracker
 
-    client = MlflowClient(uri)
-    experiment = client.create_experiment("racelab")
-    run = client.create_run(experiment, run_name="race-embedded-seed0", start_time=1_700_000_000_000)
-    points = [
-        Metric(name, value, 1_700_000_000_000 + 1000 * step, step)
-        for step in range(12)
-        for name, value in (("train/reward/mean", 0.4 + step / 40), ("race/trqc/q_ema", 0.3 - step / 60))
-    ]
-    tags = [RunTag("racelab.kind", "race"), RunTag("racelab.seed", "0")]
-    client.log_batch(run.info.run_id, metrics=points, params=[Param("run.seed", "0")], tags=tags)
-    client.set_terminated(run.info.run_id, "FINISHED", end_time=1_700_000_012_000)
-    return experiment, run.info.run_id, "race-embedded-seed0"
+    run = RunFolder.create(
+        root,
+        "race-embedded-seed0",
+        composed_yaml="run:\n  seed: 0\n  policy_updates: 12\n",
+        overrides=["run.policy_updates=12"],
+        info={"kind": "race", "method": "race", "variant": "full", "seed": 0, "steps": 12},
+    )
+    with run.lock():
+        tracker = SpoolTracker(run, run.begin_attempt(), wait_s=START_S)
+        for step in range(12):
+            tracker.metrics(step, {"train/reward/mean": 0.4 + step / 40, "race/trqc/q_ema": 0.3 - step / 60})
+            tracker.rows("phases", [{"step": step, "index": 0, "kind": "policy"}])
+        tracker.close("finished")
+    assert tracker.ship_status()["state"] == "delivered"
+    return run
+
+
+def experiment_id(root: Path) -> str:
+    """MLflow's number of the experiment `racelab`."""
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as store:
+        ((number,),) = store.execute(
+            "SELECT experiment_id FROM experiments WHERE name = 'racelab'"
+        ).fetchall()
+    return str(number)
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -85,21 +102,30 @@ def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The tracking UI over a fresh store."""
-    home = tmp_path_factory.mktemp("store")
-    uri = f"sqlite:///{home}/mlflow.db"
-    experiment, run_id, name = write_run(uri)
+    """`racelab ui` over a fresh folder of runs."""
+    root = tmp_path_factory.mktemp("store") / "runs"
+    run = write_run(root)
     port = free_port()
-    log = home / "server.log"
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--port", str(port)]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    url = f"http://127.0.0.1:{port}"
+    log = root / "server.log"
+    command = [
+        sys.executable,
+        "-m",
+        "racelab.cli.main",
+        "ui",
+        "--no-open",
+        "--port",
+        str(port),
+        "--root",
+        str(root),
+    ]
     with log.open("wb") as out:
         server = subprocess.Popen(
-            command, cwd=home, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=root, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_for(f"http://127.0.0.1:{port}", server, log)
-        yield Site(f"http://127.0.0.1:{port}", experiment, run_id, name)
+        wait_for(url, server, log)
+        yield Site(url, experiment_id(root), str(run.info()["mlflow_run_id"]), str(run.info()["name"]))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
@@ -124,7 +150,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh page that reaches this machine only; a script error in it fails the test."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    context = browser.new_context(viewport={"width": 1400, "height": 2400})
     context.set_default_timeout(60_000)
     context.route(
         lambda url: urlsplit(url).hostname not in {"127.0.0.1", None},

@@ -10,7 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from conftest import Site
+    from .conftest import Site
+
 
 pytestmark = pytest.mark.browser
 
@@ -31,11 +32,24 @@ def test_the_runs_table_lists_the_run(site: Site, page: Page, shots: Path) -> No
 
 def test_the_chart_page_draws_each_metric_under_its_section(site: Site, page: Page, shots: Path) -> None:
     page.goto(f"{site.url}/#/experiments/{site.experiment}/runs/{site.run_id}/model-metrics")
-    for section in ("train/reward", "race/trqc"):
-        page.get_by_text(section, exact=True).first.wait_for()
-    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length >= 2")
-    page.screenshot(path=shots / "charts.png")
-    drawn = page.evaluate(LINES)
+    for name in ("train/reward", "race/trqc", "mean", "q_ema"):
+        page.get_by_text(name, exact=True).first.wait_for()
     steps = list(range(12))
-    assert [steps, pytest.approx([0.4 + step / 40 for step in steps])] in drawn
-    assert [steps, pytest.approx([0.3 - step / 60 for step in steps])] in drawn
+    reward = [steps, pytest.approx([0.4 + step / 40 for step in steps])]
+    quarantine = [steps, pytest.approx([0.3 - step / 60 for step in steps])]
+    drawn: list[object] = []
+    for _ in range(60):  # charts appear one by one
+        drawn = page.evaluate(LINES)
+        if reward in drawn and quarantine in drawn:
+            break
+        page.wait_for_timeout(500)
+    page.screenshot(path=shots / "charts.png")
+    assert reward in drawn
+    assert quarantine in drawn
+
+
+def test_the_run_page_shows_how_it_ended_and_with_what(site: Site, page: Page, shots: Path) -> None:
+    page.goto(f"{site.url}/#/experiments/{site.experiment}/runs/{site.run_id}")
+    for text in ("Finished", "run.policy_updates", "train/reward/mean"):
+        page.get_by_text(text, exact=True).first.wait_for()
+    page.screenshot(path=shots / "run-page.png")
