@@ -1,9 +1,9 @@
 """The few things racelab asks of MLflow 3.17, each made safe to repeat.
 
 MLflow is imported by `MlflowStore.open` only, so the addresses here can be worked out without it. Learnt by
-trying: a fresh sqlite file opened by several processes at once fails in all but one (so: one file lock), a dead
-server blocks for minutes with the default retries (so: 1 retry and a probe first), and a point that is already
-there is recognised by key, step, timestamp and value (so: a batch may be sent again).
+trying: a fresh sqlite file opened by several processes at once fails in all but one (so: one file lock), a
+dead server blocks for minutes with the default retries (so: 1 retry and a probe first), and a point that is
+already there is recognised by key, step, timestamp and value (so: a batch may be sent again).
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ def tracking_uri(root: Path, configured: str | None = None) -> str:
     Raises:
         ConfigError: a kind of address that loses data or is gone from MLflow (plain folders).
     """
-    uri = configured or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.absolute() / 'mlflow.db'}"
+    uri = configured or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return f"sqlite:///{root.absolute() / 'mlflow.db'}"
     scheme = urllib.parse.urlsplit(uri).scheme
     if scheme == "sqlite":
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     if scheme in ("", "file"):
         raise ConfigError(
-            f"tracking address {uri!r} is a folder, which MLflow no longer writes; use sqlite:////absolute/mlflow.db "
-            "or http://host:port"
+            f"tracking address {uri!r} is a folder, which MLflow no longer writes; "
+            "use sqlite:////absolute/mlflow.db or http://host:port"
         )
     return uri
 
@@ -232,8 +234,8 @@ class MlflowStore:
         info = run.info  # type: ignore[attr-defined]
         if info.lifecycle_stage == "deleted":
             raise UnreachableError(
-                f"MLflow run {info.run_id} was deleted in {without_credentials(self.uri)}; restore it there with "
-                f"`mlflow runs restore --run-id {info.run_id}`"
+                f"MLflow run {info.run_id} was deleted in {without_credentials(self.uri)}; restore it there "
+                f"with `mlflow runs restore --run-id {info.run_id}`"
             )
 
     def _experiment(self, name: str) -> str:

@@ -1,9 +1,10 @@
 """Brings a run's spool to MLflow: a separate, low-priority process, so that the trainer never waits.
 
 `python -m racelab.experiments.tracking.shipper RUN --parent PID` follows the spool until the end record is
-delivered, or until the trainer is gone and the rest is delivered, or gives up at the end if the store does not
-answer. What is left is delivered by `sync`. The position in the spool is written after every delivered batch; a
-batch sent twice (killed between the two) adds nothing, since every point carries its first timestamp.
+delivered, or until the trainer is gone and the rest is delivered, or gives up at the end if the store does
+not answer. What is left is delivered by `sync`. The position in the spool is written after every delivered
+batch; a batch sent twice (killed between the two) adds nothing, since every point carries its first
+timestamp.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import hashlib
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +25,7 @@ from typing import Any, Final
 from racelab.experiments.errors import DataError, RacelabError, RunFolderError, UnreachableError
 from racelab.experiments.fsio import file_lock, now_iso, read_json, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking.description import file_sha256, flatten, run_tags, tag_key
 from racelab.experiments.tracking.mlflow_store import (
     MAX_METRICS,
     MlflowStore,
@@ -48,7 +49,6 @@ POLL_S: Final = 0.25
 SHIP_EVERY_S: Final = 2.0
 _MAX_BACKOFF_S: Final = 60.0
 _FINAL: Final = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-_TAGS: Final = ("kind", "paper", "method", "variant", "condition", "task", "seed", "schema", "config_sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,8 @@ class Shipper:
         self.ship()
         assert self._store is not None
         self.send_artifacts(("config", "env", "tables", "."))
-        reason = {"racelab.end_reason": end.get("reason") or end["status"]}
-        self._store.log(self.mlflow_id, tags=run_tags(self.run) | reason)
+        last = {"racelab.end_reason": end.get("reason") or end["status"], "racelab.heartbeat": now_iso()}
+        self._store.log(self.mlflow_id, tags=run_tags(self.run) | last)
         self._store.set_status(self.mlflow_id, _FINAL[end["status"]], end["ts"])
         place = self._place(end["attempt"])
         path = spool_files(self.run)[end["attempt"]]
@@ -224,7 +224,7 @@ class Shipper:
                     continue
                 if top and file.name not in ("manifest.json", "attempts.json", "run.json"):
                     continue
-                digest = _sha256(file)
+                digest = file_sha256(file)
                 key = file.name if top else f"{folder}/{file.name}"
                 if sent.get(key) != digest:
                     self._store.artifact(self.mlflow_id, file, None if top else folder)
@@ -258,63 +258,6 @@ def run_uri(run: RunFolder) -> str:
     """The address of the run's store, as its tracker recorded it."""
     stored = run.info().get("tracking", {}).get("uri")
     return with_credentials(str(stored)) if stored else tracking_uri(run.path.parent)
-
-
-def run_tags(run: RunFolder) -> dict[str, str]:
-    """The `racelab.*` tags and the Markdown note of a run, from its folder."""
-    info = run.info()
-    tags = {f"racelab.{key}": str(info[key]) for key in _TAGS if info.get(key) not in (None, "")}
-    attempts = run.attempts()
-    tags["racelab.attempt"] = str(attempts[-1]["attempt"] if attempts else 0)
-    tags["racelab.path"] = str(run.path)
-    config = run.path / "config" / "composed.yaml"
-    tags.setdefault("racelab.config_sha256", _sha256(config))
-    git = read_json(run.path / "env" / "environment.json").get("git")
-    if git:
-        tags["racelab.code_sha"] = git["sha"] + ("+changes" if git["dirty"] else "")
-    tags["mlflow.note.content"] = run_note(run)
-    return tags
-
-
-def run_note(run: RunFolder) -> str:
-    """What MLflow shows on top of the run's page (Markdown)."""
-    info = run.info()
-    words = read_json(run.path / "config" / "overrides.json")
-    command = info.get("command") or shlex.join(["racelab", "train", *words])
-    facts = [f"- {key}: `{info[key]}`" for key in _TAGS if info.get(key) not in (None, "")]
-    return "\n".join([
-        f"## {info['name']}",
-        "",
-        *facts,
-        f"- folder: `{run.path}`",
-        "",
-        "Reproduce:",
-        "",
-        "```bash",
-        str(command),
-        "```",
-        "",
-        f"Look closer: `racelab show {run.run_id}`. The run's tables are under Artifacts, `tables/`.",
-    ])  # fmt: skip
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested config as `a.b.c` -> text. Lists stay together.
-
-    Example: {"a": {"b": 1, "c": [1, 2]}, "d": None} gives {"a.b": "1", "a.c": "[1, 2]", "d": "None"}.
-    """
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
-
-
-def tag_key(key: str) -> str:
-    """A tag's full name: `racelab.` unless it has a family already."""
-    return key if key.startswith(("racelab.", "mlflow.")) else f"racelab.{key}"
 
 
 def backlog(run: RunFolder) -> int:
@@ -461,11 +404,6 @@ def main(words: list[str] | None = None) -> int:
         with contextlib.suppress(RacelabError, DataError):
             write_status(run, "error", message=str(error))
         return error.exit_code
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ def test_every_dtype_and_stride_comes_back(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(6, 4, generator=generator)
     tensors = {
-        "f32": base, "transposed": base.t(), "bf16": base.bfloat16(), "f16": base.half(), "f64": base.double(),
+        "f32": base, "transposed": base.t(), "bf16": base.bfloat16(), "f16": base.half(),
+        "f64": base.double(),
         "i64": torch.arange(5), "u8": torch.arange(5, dtype=torch.uint8), "bool": base > 0,
         "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 3), "slice": base[1:, 2],
         "gradient": base.clone().requires_grad_(True),

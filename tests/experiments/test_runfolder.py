@@ -38,7 +38,8 @@ def make(root: Path, name: str = "toy", **info: object) -> RunFolder:
 def test_create_writes_the_promised_files(tmp_path: Path) -> None:
     at = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
     run = RunFolder.create(
-        tmp_path, "toy", composed_yaml="seed: 7\n", overrides=["seed=7"], suffix=lambda: "abc123", clock=lambda: at,
+        tmp_path, "toy", composed_yaml="seed: 7\n", overrides=["seed=7"], suffix=lambda: "abc123",
+        clock=lambda: at,
         info={"kind": "train", "method": "race", "variant": "full", "seed": 7, "steps": 30},
     )  # fmt: skip
     assert run.run_id == "20260304T050607-abc123"
@@ -165,7 +166,8 @@ def test_a_full_disk_at_creation_leaves_no_folder(tmp_path: Path, monkeypatch: p
 def test_secrets_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     run = RunFolder.create(
-        tmp_path, "s", composed_yaml="judge:\n  api_key: sk-verysecret\n  api_key_env: KEY\n  max_tokens: 5\n",
+        tmp_path, "s",
+        composed_yaml="judge:\n  api_key: sk-verysecret\n  api_key_env: KEY\n  max_tokens: 5\n",
         overrides=["+judge.api_key=sk-verysecret", "rollout.max_tokens=5"], info={},
     )  # fmt: skip
     stored = "".join(p.read_text() for p in run.path.rglob("*") if p.is_file())

@@ -20,15 +20,17 @@ import yaml
 
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.fsio import write_json_atomic
+from racelab.experiments.ports import Tracker
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.experiments.tracking import shipper as shipper_module
+from racelab.experiments.tracking.description import flatten
 from racelab.experiments.tracking.mlflow_store import (
     MlflowStore,
     tracking_uri,
     valid_key,
     without_credentials,
 )
-from racelab.experiments.tracking.shipper import Shipper, backlog, flatten, run_uri, sync
+from racelab.experiments.tracking.shipper import Shipper, backlog, run_uri, sync
 from racelab.experiments.tracking.tracker import NullTracker, SpoolTracker
 from racelab.experiments.types import StepRecord
 
@@ -128,9 +130,10 @@ def test_killed_between_a_batch_and_its_position(root: Path, monkeypatch: pytest
     def die(self: Shipper) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Shipper, "_save", die)
-        worker.ship()
+        with pytest.raises(KeyboardInterrupt):
+            worker.ship()
     assert history(run, "train/reward/mean") == [(s, 0.5) for s in range(1, 5)]
     assert backlog(run) == 9
     assert sync(run).delivered == 9
@@ -331,6 +334,8 @@ def test_tracker_states_and_refusals(root: Path) -> None:
         tracker.close("failed")
     assert (run.status(), run.info()["reason"]) == ("finished", "budget")
     null = NullTracker()
+    assert isinstance(null, Tracker)
+    assert isinstance(tracker, Tracker)
     null.record(step_record(1))
     null.close("finished")
     assert null.state() == {}

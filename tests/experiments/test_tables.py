@@ -36,7 +36,8 @@ def test_known_table_has_its_types_and_its_twin(tmp_path: Path) -> None:
     assert str(table.schema.field("mean").type) == "double"
     assert str(table.schema.field("rewards").type).startswith("list<")
     assert table.to_pylist()[0] | {"rewards": 0} == {
-        **dict.fromkeys(TABLES["groups"]), "step": 1, "attempt": 1, "prompt_id": "p1", "mean": 1.0, "rewards": 0,
+        **dict.fromkeys(TABLES["groups"]), "step": 1, "attempt": 1, "prompt_id": "p1", "mean": 1.0,
+        "rewards": 0,
     }  # fmt: skip
     assert table.to_pylist()[0]["rewards"] == [0.25, None]
     entry = manifest["tables"]["groups"]
@@ -100,7 +101,8 @@ def test_tables_are_the_same_bytes_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (None, "null"), (True, "bool"), (3, "int"), (2**63, "json"), (0.5, "float"), ("a", "str"), ([], "list"),
+        (None, "null"), (True, "bool"), (3, "int"), (2**63, "json"), (0.5, "float"), ("a", "str"),
+        ([], "list"),
         ([None], "list"), ([1, None], "ints"), ([1, 0.5], "floats"), (["a"], "strs"), ([True], "json"),
         ([[1]], "json"), ({"a": 1}, "json"),
     ],

@@ -1,0 +1,77 @@
+"""What MLflow shows of a run besides its numbers: tags, the note, params; all from the run's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from racelab.experiments.fsio import read_json
+from racelab.experiments.runfolder import RunFolder
+
+_TAGS: Final = ("kind", "paper", "method", "variant", "condition", "task", "seed", "schema", "config_sha256")
+
+
+def run_tags(run: RunFolder) -> dict[str, str]:
+    """The `racelab.*` tags and the Markdown note of a run, from its folder."""
+    info = run.info()
+    tags = {f"racelab.{key}": str(info[key]) for key in _TAGS if info.get(key) not in (None, "")}
+    attempts = run.attempts()
+    tags["racelab.attempt"] = str(attempts[-1]["attempt"] if attempts else 0)
+    tags["racelab.path"] = str(run.path)
+    config = run.path / "config" / "composed.yaml"
+    tags.setdefault("racelab.config_sha256", file_sha256(config))
+    git = read_json(run.path / "env" / "environment.json").get("git")
+    if git:
+        tags["racelab.code_sha"] = git["sha"] + ("+changes" if git["dirty"] else "")
+    tags["mlflow.note.content"] = run_note(run)
+    return tags
+
+
+def run_note(run: RunFolder) -> str:
+    """What MLflow shows on top of the run's page (Markdown)."""
+    info = run.info()
+    words = read_json(run.path / "config" / "overrides.json")
+    command = info.get("command") or shlex.join(["racelab", "train", *words])
+    facts = [f"- {key}: `{info[key]}`" for key in _TAGS if info.get(key) not in (None, "")]
+    return "\n".join([
+        f"## {info['name']}",
+        "",
+        *facts,
+        f"- folder: `{run.path}`",
+        "",
+        "Reproduce:",
+        "",
+        "```bash",
+        str(command),
+        "```",
+        "",
+        f"Look closer: `racelab show {run.run_id}`. The run's tables are under Artifacts, `tables/`.",
+    ])  # fmt: skip
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested config as `a.b.c` -> text. Lists stay together.
+
+    Example: {"a": {"b": 1, "c": [1, 2]}, "d": None} gives {"a.b": "1", "a.c": "[1, 2]", "d": "None"}.
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def tag_key(key: str) -> str:
+    """A tag's full name: `racelab.` unless it has a family already."""
+    return key if key.startswith(("racelab.", "mlflow.")) else f"racelab.{key}"
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
