@@ -67,10 +67,10 @@ def ngrams(items: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def stem(word: str) -> str:
-    """A crude stem, so that 'mentions' meets 'mention' and 'cities' meets 'city'."""
+    """A crude stem, so that 'mentions' meets 'mention', 'cities' 'city' and 'rectangles' 'rectangle'."""
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
-    for suffix in ("ing", "ed", "es", "s"):
+    for suffix in ("ing", "ed", "es", "s", "e"):
         if len(word) - len(suffix) >= 3 and word.endswith(suffix) and not word.endswith("ss"):
             return word[: -len(suffix)]
     return word

@@ -13,26 +13,26 @@ RUBRIC_LINES = RoleTemplate(
     layout="text",
     user="""Task: Why do leaves fall in autumn?
 Rubric:
-- Says that the tree saves water or energy | 5
+- Says that the tree saves water | 5
 - Is one clear sentence | 3
 - Contains no false claim | 2
 
 Task: Write a thank-you note to our neighbour.
 Rubric:
-- Thanks the neighbour for something | 5
-- Sounds warm and friendly | 3
+- Thanks the neighbour | 5
+- Sounds friendly | 3
 - Is at most 20 words long | 2
+
+Task: What is 6 times 7?
+Rubric:
+- Gives the number 42 | 6
+- Is short | 2
 
 Task: {prompt}
 Rubric:
 -""",
     stop=("\n\n", "\nTask:"),
-    examples=(
-        "Says that the tree saves water or energy",
-        "Thanks the neighbour for something",
-        "Sounds warm and friendly",
-        "Is at most 20 words long",
-    ),
+    examples=("Says that the tree saves water", "Thanks the neighbour", "Gives the number 42"),
 )
 
 RUBRIC_JSON = RoleTemplate(
