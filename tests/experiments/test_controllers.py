@@ -211,4 +211,5 @@ def test_calibration_collects_then_sets_the_thresholds_once():
 
 def test_no_calibration_by_default():
     assert not Calibration().active
+    assert Calibration().state() == {"steps": 0, "done": 0, "seen": []}
     assert Calibration().observe(GROUPS, Thresholds(), 0.25) == (Calibration(), Thresholds())

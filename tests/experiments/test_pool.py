@@ -117,7 +117,8 @@ def test_a_push_larger_than_the_pool_keeps_its_newest():
 
 
 def test_capacity_is_checked():
-    assert Pool().capacity == 2048
+    fresh = Pool()
+    assert (fresh.capacity, fresh.pushed, fresh.evicted) == (2048, 0, 0)
     assert Pool(capacity=1).push(entries(1)).entries
     with pytest.raises(ValueError, match="at least 1"):
         Pool(capacity=0)
