@@ -12,6 +12,7 @@ from racelab.experiments.types import (
     JudgeScores,
     Prompt,
     Sample,
+    StepRecord,
     TokenBatch,
     UpdateStats,
 )
@@ -112,6 +113,9 @@ class Tracker(Protocol):
 
     def rows(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Rows of a table; each row has a `step`."""
+
+    def record(self, record: StepRecord) -> None:
+        """Metrics and rows of one step in one write."""
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Run-level facts."""

@@ -8,8 +8,8 @@ are the same to the last bit, because weights, optimiser, random streams and dat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from racelab.configs.schema import Config
@@ -91,7 +91,7 @@ def loop(
     while not method.done(progress.state) and not stop.signum:
         parts.forget()
         progress.state, record = method.step(progress.state)
-        _remember(tracker, record, config.run.samples_every)
+        tracker.record(_kept(record, config.run.samples_every))
         progress.seconds += float(record.metrics.get("perf/time/step_s", 0.0))
         reward = record.metrics.get("train/reward/mean", math.nan)
         if math.isfinite(reward):
@@ -108,20 +108,16 @@ def loop(
     return progress
 
 
-def _remember(tracker: Tracker, record: StepRecord, samples_every: int) -> None:
-    tracker.metrics(record.step, record.metrics)
-    for table, rows in record.tables.items():
-        if rows and (table != "samples" or record.step % samples_every == 0):
-            tracker.rows(table, _stamped(rows, record.step))
-
-
-def _stamped(rows: Sequence[Mapping[str, object]], step: int) -> list[dict[str, object]]:
-    return [{"step": step, **row} for row in rows]
+def _kept(record: StepRecord, samples_every: int) -> StepRecord:
+    """The record with its generated texts only in every n-th step."""
+    if record.step % samples_every == 0:
+        return record
+    tables = {name: rows for name, rows in record.tables.items() if name != "samples"}
+    return replace(record, tables=tables)
 
 
 def _with_eta(record: StepRecord, progress: Progress) -> StepRecord:
     """Adds the expected remaining seconds: rubric steps come on top in the proportion seen so far."""
     done, budget = int(str(record.status["policy_step"])), int(str(record.status["policy_budget"]))
     eta = progress.seconds / max(done, 1) * max(budget - done, 0)
-    status = {**record.status, "eta_s": eta}
-    return StepRecord(record.step, record.metrics, record.tables, status)
+    return replace(record, status={**record.status, "eta_s": eta})

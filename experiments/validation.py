@@ -7,14 +7,20 @@ sharpening control: what an untrained model gains by sampling more narrowly is n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from racelab.experiments.data.checks import passes
 from racelab.experiments.models.generator import Generator
+from racelab.experiments.models.judge_report import judge_report, own_vs_other_rubric_auc, within_group_auc
+from racelab.experiments.models.rubric_stats import RubricStats, probe_metrics, rubric_stats
 from racelab.experiments.ports import Judge
 from racelab.experiments.rng import torch_generator
-from racelab.experiments.types import JudgeItem, Prompt, Rubric, Sample
+from racelab.experiments.types import Criterion, JudgeItem, Prompt, Rubric, Sample
+
+Row = dict[str, object]
+UNTRAINED, TRAINED = "untrained", "trained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +30,51 @@ class HeldOut:
     prompts: tuple[Prompt, ...]
     rubrics: tuple[Rubric | None, ...]
 
+    def state(self) -> list[dict[str, Any]]:
+        """JSON: the rubrics by prompt id."""
+        return [
+            {"prompt_id": p.prompt_id, "rubric": None if r is None else asdict(r)}
+            for p, r in zip(self.prompts, self.rubrics, strict=True)
+        ]
 
-def held_out(prompts: Sequence[Prompt], untrained: Generator, seed: int, tries: int = 4) -> HeldOut:
+    @classmethod
+    def from_state(cls, prompts: Sequence[Prompt], state: Sequence[Mapping[str, Any]]) -> HeldOut:
+        """Undoes `state`, given the same prompts."""
+        rubrics = {row["prompt_id"]: _rubric(row["rubric"]) for row in state}
+        return cls(tuple(prompts), tuple(rubrics[p.prompt_id] for p in prompts))
+
+
+def _rubric(state: Mapping[str, Any] | None) -> Rubric | None:
+    if state is None:
+        return None
+    return Rubric(tuple(Criterion(c["text"], c["weight"]) for c in state["criteria"]), state["text"])
+
+
+def hold_rubrics(prompts: Sequence[Prompt], untrained: Generator, seed: int, tries: int = 4) -> HeldOut:
     """Writes the fixed rubrics: the first usable one of `tries` samples per prompt."""
     candidates = untrained.rubrics(list(prompts), tries, torch_generator(seed, "validation-rubrics"))
-    first = tuple(next((r for _, r in group if r is not None), None) for group in candidates)
+    first = tuple(next((c.rubric for c in group if c.rubric is not None), None) for group in candidates)
     return HeldOut(tuple(prompts), first)
+
+
+def at_temperature(model: Generator, temperature: float) -> Generator:
+    """The same roles, responses sampled at another temperature."""
+    response = replace(model.settings.response, temperature=temperature)
+    return Generator(model.model, templates=model.templates, settings=replace(model.settings, response=response))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One model at one temperature on the held-out prompts.
+
+    Attributes:
+        responses: per prompt.
+        rows: for `val_examples`, one per sample.
+        rewards: judged rewards of the rows, NaN where there is none.
+    """
+
+    responses: list[tuple[Sample, ...]]
+    rows: list[Row]
 
 
 def evaluate(
@@ -42,27 +87,24 @@ def evaluate(
     seed: int,
     step: int,
     label: str,
-) -> list[dict[str, object]]:
-    """Rows of `val_examples`: one per sample, with the judged reward and the rule's verdict.
-
-    The sampling seed depends on the temperature only: both models start from the same random numbers.
-    """
+) -> View:
+    """Samples and scores; the sampling seed depends on the temperature only, so both models start alike."""
     rng = torch_generator(seed, f"validation@{temperature}")
-    responses = model.responses(list(held.prompts), samples, rng, temperature=temperature)
-    scores = judge.score(
+    responses = at_temperature(model, temperature).responses(list(held.prompts), samples, rng)
+    scored = judge.score(
         [JudgeItem(p, r, ys) for p, r, ys in zip(held.prompts, held.rubrics, responses, strict=True)]
     )
-    rows: list[dict[str, object]] = []
-    for prompt, ys, rewards in zip(held.prompts, responses, scores.scores, strict=True):
-        for i, (y, reward) in enumerate(zip(ys, rewards, strict=True)):
-            rows.append(_row(prompt, y, float(reward), i, step, label, temperature))
-    return rows
+    rows = [
+        _row(prompt, y, float(reward), i, step, label, temperature)
+        for prompt, ys, rewards in zip(held.prompts, responses, scored.scores, strict=True)
+        for i, (y, reward) in enumerate(zip(ys, rewards, strict=True))
+    ]
+    return View(responses, rows)
 
 
 def _row(
     prompt: Prompt, sample: Sample, reward: float, idx: int, step: int, label: str, temperature: float
-) -> dict[str, object]:
-    passed = None if prompt.check is None else float(passes(prompt.check, sample.text))
+) -> Row:
     return {
         "step": step,
         "task": prompt.source,
@@ -72,9 +114,92 @@ def _row(
         "temperature": temperature,
         "category": prompt.category,
         "reward": reward if reward == reward else None,
-        "passed": passed,
+        "passed": None if prompt.check is None else float(passes(prompt.check, sample.text)),
         "finished": sample.finished,
         "n_tokens": len(sample.tokens),
         "turns": 1,
+        "prompt": prompt.text,
         "text": sample.text,
+    }
+
+
+def validation_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """`val/<task>` of the rows at the first temperature: mean judged reward, success by rule, counts."""
+    metrics: dict[str, float] = {}
+    for task in sorted({str(r["task"]) for r in rows}):
+        mine = [r for r in rows if r["task"] == task]
+        rewards = [float(str(r["reward"])) for r in mine if r["reward"] is not None]
+        passed = [float(str(r["passed"])) for r in mine if r["passed"] is not None]
+        metrics[f"val/{task}/n"] = float(len(mine))
+        if rewards:
+            metrics[f"val/{task}/reward_mean"] = sum(rewards) / len(rewards)
+        if passed:
+            metrics[f"val/{task}/passed_frac"] = sum(passed) / len(passed)
+    return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rubric per held-out prompt, as the model writes it now."""
+
+    rubrics: tuple[Rubric | None, ...]
+    rows: list[Row]
+    metrics: dict[str, float]
+
+
+def probe_rubrics(model: Generator, prompts: Sequence[Prompt], *, seed: int, step: int, label: str) -> Probe:
+    """Rows of `rubric_probe` and the `race/probe` metrics (Tables 1 and 11)."""
+    groups = model.rubrics(list(prompts), 1, torch_generator(seed, "rubric-probe"))
+    written = [group[0] for group in groups]
+    parsing = model.settings.parsing
+    stats = [rubric_stats(c.sample.text, p.text, parsing) for c, p in zip(written, prompts, strict=True)]
+    rows = [
+        row
+        for c, p, s in zip(written, prompts, stats, strict=True)
+        for row in _probe_rows(c.sample.text, p, s, step, label)
+    ]
+    return Probe(tuple(c.rubric for c in written), rows, probe_metrics(stats))
+
+
+def _probe_rows(text: str, prompt: Prompt, stats: RubricStats, step: int, label: str) -> list[Row]:
+    base: Row = {"step": step, "checkpoint": label, "prompt_id": prompt.prompt_id, "json_valid": stats.valid}
+    if not stats.criteria:
+        empty = dict.fromkeys(("criterion", "chars", "label_only", "specific", "constraint", "grounded"))
+        return [{**base, **empty, "text": text}]
+    return [{**base, **asdict(c), "text": text} for c in stats.criteria]
+
+
+def _outcomes(held: HeldOut, view: View) -> list[list[bool]]:
+    """What the rules say. A prompt without a rule has outcomes that are all alike, so it ranks nothing."""
+    return [
+        [p.check is not None and passes(p.check, y.text) for y in ys]
+        for p, ys in zip(held.prompts, view.responses, strict=True)
+    ]
+
+
+def _items(held: HeldOut, view: View, rubrics: Sequence[Rubric | None]) -> list[JudgeItem]:
+    return [JudgeItem(p, r, ys) for p, r, ys in zip(held.prompts, rubrics, view.responses, strict=True)]
+
+
+def report_on_judge(judge: Judge, held: HeldOut, view: View) -> dict[str, float]:
+    """AUCs and attack scores of the judge under the fixed rubrics."""
+    return judge_report(judge, _items(held, view, held.rubrics), _outcomes(held, view))
+
+
+def ranking(
+    judge: Judge, held: HeldOut, view: View, rubrics: Sequence[Rubric | None]
+) -> dict[str, float]:
+    """How well the judge ranks the same responses under other rubrics.
+
+    Returns:
+        `auc_rules`: against the rules, inside each prompt's group; `auc_own_rubric`: scores under a prompt's own
+        rubric over those under another prompt's (0.5: the rubric is not read).
+    """
+    items = _items(held, view, rubrics)
+    live = [i for i, item in enumerate(items) if item.rubric is not None]
+    outcomes = _outcomes(held, view)
+    scores = judge.score([items[i] for i in live]).scores
+    return {
+        "auc_rules": within_group_auc([s.tolist() for s in scores], [outcomes[i] for i in live]),
+        "auc_own_rubric": own_vs_other_rubric_auc(judge, items),
     }

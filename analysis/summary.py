@@ -1,0 +1,237 @@
+"""What happened in a RACE run, from its spool: numbers first, each with what it may be taken for.
+
+Everything is a plain dict of JSON values, so that the terminal, `--json` and the report show the same numbers.
+Differences come with 95 % intervals of a paired bootstrap over held-out prompts (samples of a prompt averaged
+first); an interval is printed whatever its sign.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from racelab.analysis.stats import Interval, paired_bootstrap
+from racelab.experiments.rng import numpy_generator
+from racelab.experiments.runfolder import RunFolder, read_json
+from racelab.experiments.tracking.spool import read_spool
+
+Row = Mapping[str, Any]
+UNTRAINED, TRAINED = "untrained", "trained"
+
+
+def summarise(folder: RunFolder) -> dict[str, Any]:
+    """The whole summary of a run that has finished, or of what there is of it."""
+    metrics, tables = _read(folder)
+    info = folder.info()
+    config = _config(folder)
+    policy = [m for m in metrics if m.get("train/clock/phase_kind") == 0.0]
+    rubric = [m for m in metrics if m.get("train/clock/phase_kind") == 1.0]
+    phases = sorted(tables.get("phases", []), key=lambda r: int(r["index"]))
+    rng = numpy_generator(int(info["seed"] or 0), "summary")
+    samples = tables.get("val_examples", [])
+    return {
+        "run_id": folder.run_id,
+        "name": info["name"],
+        "path": str(folder.path),
+        "steps": {"policy": len(policy), "rubric": len(rubric)},
+        "seconds": {k: _total(metrics, f"perf/time/{k}") for k in ("step_s", "gen_s", "judge_s", "train_s", "validate_s")},
+        "phases": [{k: p[k] for k in ("index", "kind", "length", "end_reason")} for p in phases],
+        "routes": _routes(tables.get("groups", [])),
+        "quarantine_rate": _mean(policy, "race/route/quarantine_rate"),
+        "collapse_rate": _mean(policy, "race/signal/sigma_zero_frac"),
+        "reward_by_epoch": _by_epoch(tables.get("groups", []), config),
+        "rubric_updates": _rubric_updates(rubric, tables.get("rubric_groups", [])),
+        "validation": _validation(samples, config, rng),
+        "sharpening": _sharpening(samples, config, rng),
+        "rubrics": _rubrics(tables.get("rubric_probe", [])),
+        "judge": _judge(metrics),
+        "health": _health(metrics),
+    }
+
+
+def _read(folder: RunFolder) -> tuple[list[dict[str, float]], dict[str, list[dict[str, Any]]]]:
+    """Metrics by step (ascending) and rows by table."""
+    steps: dict[int, dict[str, float]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for record in read_spool(folder):
+        if record["kind"] == "metrics":
+            steps.setdefault(int(record["step"]), {}).update(record["values"])
+        elif record["kind"] == "rows":
+            tables.setdefault(record["table"], []).extend(
+                {"step": record["step"], **row} for row in record["rows"]
+            )
+    return [{"step": float(step), **values} for step, values in sorted(steps.items())], tables
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    from racelab.configs.compose import read_composed
+
+    return read_composed(folder.path / "config" / "composed.yaml").config.model_dump()
+
+
+def _values(metrics: Sequence[Mapping[str, float]], name: str) -> list[float]:
+    return [m[name] for m in metrics if name in m]
+
+
+def _mean(metrics: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = _values(metrics, name)
+    return sum(values) / len(values) if values else None
+
+
+def _total(metrics: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(_values(metrics, name))
+
+
+def _routes(groups: Sequence[Row]) -> dict[str, int]:
+    names = ("informative", "diversity_collapsed", "rubric_failed", "invalid")
+    found = Counter(str(g["route"]) for g in groups)
+    return {name: found[name] for name in names}
+
+
+def _by_epoch(groups: Sequence[Row], config: Mapping[str, Any]) -> list[float]:
+    """Mean judged reward per pass over the training prompts: single steps swing with the prompts they hold."""
+    limit, n = config["data"]["limit"], config["method"]["prompts_per_step"]
+    per_epoch = max(1, (limit or 10 * n) // n)
+    epochs: dict[int, list[float]] = {}
+    for g in groups:
+        rewards = [r for r in g["rewards"] if r is not None]
+        epochs.setdefault((int(g["policy_step"]) - 1) // per_epoch, []).extend(rewards)
+    return [sum(r) / len(r) for _, r in sorted(epochs.items()) if r]
+
+
+def _rubric_updates(rubric: Sequence[Mapping[str, float]], rows: Sequence[Row]) -> dict[str, Any]:
+    margins = [float(r["m_old"]) for r in rows]
+    return {
+        "reward": _values(rubric, "race/rubric_reward/mean"),
+        "gain": _values(rubric, "race/rubric_reward/gain_mean"),
+        "usable_frac": [1.0 - v for v in _values(rubric, "health/rubric_parse_fail")],
+        "entries": len(margins),
+        "positive_margin_frac": sum(m > 0.0 for m in margins) / len(margins) if margins else None,
+    }
+
+
+def _cells(samples: Sequence[Row], label: str, temperature: float, column: str) -> dict[str, float]:
+    """Prompt -> mean over its samples."""
+    found: dict[str, list[float]] = {}
+    for row in samples:
+        if row["model"] == label and row["temperature"] == temperature and row[column] is not None:
+            found.setdefault(str(row["example_id"]), []).append(float(row[column]))
+    return {key: sum(v) / len(v) for key, v in found.items()}
+
+
+def _paired(before: Mapping[str, float], after: Mapping[str, float], n: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Mean before, mean after, difference with its interval, over the prompts that both have."""
+    keys = sorted(before.keys() & after.keys())
+    if not keys:
+        return {"n": 0, "before": None, "after": None, "difference": None, "low": None, "high": None}
+    a, b = (np.array([cells[k] for k in keys]) for cells in (before, after))
+    interval: Interval = paired_bootstrap(b, a, rng=rng, n_resamples=n)
+    return {
+        "n": len(keys),
+        "before": float(a.mean()),
+        "after": float(b.mean()),
+        "difference": interval.estimate,
+        "low": interval.low,
+        "high": interval.high,
+    }
+
+
+def _validation(samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Judged reward and success by rule on held-out prompts, at the training temperature."""
+    first, n = config["validation"]["temperatures"][0], config["validation"]["bootstrap"]
+    return {
+        name: _paired(
+            _cells(samples, UNTRAINED, first, column), _cells(samples, TRAINED, first, column), n, rng
+        )
+        for name, column in (("judged_reward", "reward"), ("rule_success", "passed"), ("ended", "finished"))
+    }
+
+
+def _sharpening(samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Success by rule at every temperature, and the trained model against the best untrained temperature."""
+    temperatures, n = config["validation"]["temperatures"], config["validation"]["bootstrap"]
+    rows = []
+    for t in temperatures:
+        row: dict[str, Any] = {"temperature": t}
+        for label in (UNTRAINED, TRAINED):
+            for name, column in (("judged", "reward"), ("passed", "passed")):
+                cells = _cells(samples, label, t, column)
+                row[f"{label}_{name}"] = sum(cells.values()) / len(cells) if cells else None
+        row["paired"] = _paired(
+            _cells(samples, UNTRAINED, t, "passed"), _cells(samples, TRAINED, t, "passed"), n, rng
+        )
+        rows.append(row)
+    seen = [r for r in rows if r["untrained_passed"] is not None]
+    if not seen:
+        return {"rows": rows, "best_untrained_temperature": None, "beyond": None}
+    best = max(seen, key=lambda r: float(r["untrained_passed"]))["temperature"]
+    beyond = _paired(
+        _cells(samples, UNTRAINED, best, "passed"),
+        _cells(samples, TRAINED, temperatures[0], "passed"),
+        n,
+        rng,
+    )
+    return {"rows": rows, "best_untrained_temperature": best, "beyond": beyond}
+
+
+def _rubrics(rows: Sequence[Row]) -> dict[str, Any]:
+    """Usable share and a few texts of the rubric role, before and after, for the same prompts and seeds."""
+    result: dict[str, Any] = {}
+    texts: dict[str, dict[str, str]] = {UNTRAINED: {}, TRAINED: {}}
+    for label, found in texts.items():
+        mine = [r for r in rows if r["checkpoint"] == label]
+        valid = {str(r["prompt_id"]): bool(r["json_valid"]) for r in mine}
+        found.update({str(r["prompt_id"]): str(r["text"]) for r in mine})
+        criteria = [r for r in mine if r["criterion"] is not None]
+        result[label] = {
+            "usable_frac": sum(valid.values()) / len(valid) if valid else None,
+            "n_criteria": len(criteria) / max(1, sum(valid.values())) if valid else None,
+            "grounded_frac": _share(criteria, "grounded"),
+            "specific_frac": _share(criteria, "specific"),
+            "distinct_frac": len({str(r["criterion"]) for r in criteria}) / len(criteria) if criteria else None,
+        }
+    shared = sorted(texts[UNTRAINED].keys() & texts[TRAINED].keys())[:3]
+    result["texts"] = [
+        {"prompt_id": k, "untrained": texts[UNTRAINED][k], "trained": texts[TRAINED][k]} for k in shared
+    ]
+    return result
+
+
+def _share(rows: Sequence[Row], column: str) -> float | None:
+    return sum(bool(r[column]) for r in rows) / len(rows) if rows else None
+
+
+def _judge(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """AUCs and attack scores: `before` on untrained, `after` on trained responses."""
+    seen = [{k.removeprefix("race/judge/"): v for k, v in m.items() if k.startswith("race/judge/")} for m in metrics]
+    found = [s for s in seen if s]
+    before = found[0] if found else {}
+    return {
+        "before": {k: v for k, v in before.items() if not k.startswith("attack_")},
+        "after": found[-1] if len(found) > 1 else {},
+        "attacks": {k.removeprefix("attack_"): v for k, v in before.items() if k.startswith("attack_")},
+    }
+
+
+def _health(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    names = {k for m in metrics for k in m if k.startswith("health/nonfinite/")}
+    saturated = [int(m["step"]) for m in metrics if m.get("race/trqc/saturated") == 1.0]
+    return {
+        "judge_parse_failures": int(_total(metrics, "health/judge_parse_fail")),
+        "judge_infra_failures": int(_total(metrics, "health/judge_infra_fail")),
+        "cost_mismatch": int(_total(metrics, "health/cost_mismatch")),
+        "deferred_switches": int(_total(metrics, "race/switch/deferred_switch")),
+        "nonfinite": sorted(names),
+        "trqc_saturated_steps": len(saturated),
+        "trqc_first_saturated": saturated[0] if saturated else None,
+    }
+
+
+def stored_summary(folder: RunFolder) -> dict[str, Any] | None:
+    """`summary.json` of a finished run, None if there is none."""
+    path = folder.path / "summary.json"
+    found: dict[str, Any] | None = read_json(path) if path.exists() else None
+    return found

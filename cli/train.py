@@ -1,0 +1,188 @@
+"""`racelab train`: compose, check, run, and say what happened."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from racelab.cli.console import print_json, say
+from racelab.cli.panel import Display, make_display
+from racelab.configs.check import reachability
+from racelab.configs.compose import Composed, compose, read_composed
+from racelab.experiments.errors import ConfigError, RunFolderError
+
+if TYPE_CHECKING:
+    from racelab.experiments.runfolder import RunFolder
+    from racelab.experiments.session import Outcome
+
+
+def train(
+    overrides: Sequence[str],
+    resume: str | None,
+    seeds: str | None,
+    dry_run: bool,
+    config_dirs: Sequence[Path],
+    json_output: bool,
+) -> int:
+    """One run, one run per seed, or a run that goes on. Returns the exit code of the first that did not end well."""
+    if resume is not None:
+        return _resume(resume, overrides, seeds, dry_run, json_output)
+    cells = [
+        compose([*overrides, *([] if seed is None else [f"run.seed={seed}"])], config_dirs)
+        for seed in _seeds(seeds)
+    ]
+    if dry_run:
+        return _dry_run(cells, json_output)
+    for composed in cells:
+        code = _start(composed, json_output)
+        if code:
+            return code
+    return 0
+
+
+def run_root(configured: str) -> Path:
+    """`run.root`, else $RACELAB_HOME/runs, else ./runs."""
+    if configured:
+        return Path(configured).expanduser().absolute()
+    home = os.environ.get("RACELAB_HOME")
+    return (Path(home).expanduser() / "runs" if home else Path("runs")).absolute()
+
+
+def _seeds(text: str | None) -> list[int | None]:
+    if text is None:
+        return [None]
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r} is no list of whole numbers; write --seeds 0,1,2") from None
+    if len(set(seeds)) != len(seeds):
+        raise ConfigError(f"--seeds {text} names a seed twice")
+    return list(seeds)
+
+
+def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
+    """What would run, where, after every check that needs no model."""
+    rows = []
+    for cell in cells:
+        c = cell.config
+        rows.append(
+            {
+                "preset": c.preset,
+                "method": c.method.name,
+                "variant": c.method.variant,
+                "seed": c.run.seed,
+                "backend": c.backend.name,
+                "nodes": c.backend.nodes,
+                "gpus": c.backend.gpus,
+                "launcher": c.launcher.name,
+                "policy_updates": c.run.policy_updates,
+                "root": str(run_root(c.run.root)),
+                "config_sha256": cell.sha256,
+                "findings": [f"{f.key}={f.value}: {f.reason}; {f.works}" for f in reachability(c)],
+            }
+        )
+    if json_output:
+        print_json(rows)
+        return 0
+    for row in rows:
+        print(" ".join(f"{k}={v}" for k, v in row.items() if k != "findings"))
+        for finding in row["findings"]:  # type: ignore[attr-defined]
+            say(f"warning: {finding}")
+    return 0
+
+
+def _start(composed: Composed, json_output: bool) -> int:
+    from racelab.experiments.session import new_run, prepare
+
+    for finding in reachability(composed.config):
+        say(f"warning: {finding.key}={finding.value}: {finding.reason}; {finding.works}")
+    inputs = prepare(composed.config)
+    folder = new_run(
+        composed.config,
+        root=run_root(composed.config.run.root),
+        composed_yaml=composed.yaml,
+        overrides=list(composed.overrides),
+        command=shlex.join(["racelab", "train", *composed.overrides]),
+    )
+    return _attempt(composed, folder, inputs, json_output)
+
+
+def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool, json_output: bool) -> int:
+    from racelab.experiments.runfolder import RunFolder
+    from racelab.experiments.session import prepare
+    from racelab.sweeps.manifest import resolve
+
+    if overrides or seeds or dry_run:
+        raise ConfigError(
+            "--resume goes on with the config stored with the run; leave overrides, --seeds, --dry-run out"
+        )
+    folder = RunFolder.open(_found(resolve(run_root(""), run)))
+    if folder.status() == "finished":
+        say(f"run {folder.run_id} has finished; `racelab show {folder.run_id}` shows it")
+        return 0
+    composed = read_composed(folder.path / "config" / "composed.yaml")
+    return _attempt(composed, folder, prepare(composed.config), json_output)
+
+
+def _found(found: Any) -> Path:
+    """The folder, whatever shape the manifest gives it in."""
+    path = getattr(found, "path", found)
+    if not isinstance(path, Path | str):
+        raise RunFolderError(f"{found!r} is not a run")
+    return Path(path)
+
+
+def _attempt(composed: Composed, folder: RunFolder, inputs: Any, json_output: bool) -> int:
+    """One attempt, with the display open; the summary is printed last."""
+    from racelab.experiments.fsio import write_json_atomic
+    from racelab.experiments.session import Session, Talk
+    from racelab.experiments.signals import StopRequest
+
+    display = make_display(json_output)
+    summary: dict[str, Any] = {}
+
+    def finish(done: RunFolder) -> None:
+        from racelab.analysis.summary import summarise
+
+        summary.update(summarise(done))
+        write_json_atomic(done.path / "summary.json", summary)
+
+    display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.run.policy_updates)
+    display.note(f"run folder {folder.path}")
+    try:
+        with StopRequest() as stop:
+            talk = Talk(display.update, display.note, finish)
+            outcome = Session(composed.config, folder, inputs, talk, stop).run()
+    finally:
+        display.stop()
+    return _say_end(folder, outcome, summary, json_output, display)
+
+
+def _say_end(
+    folder: RunFolder, outcome: Outcome, summary: dict[str, Any], json_output: bool, display: Display
+) -> int:
+    from racelab.cli.summary import print_summary
+    from racelab.experiments.tracking.shipper import backlog
+
+    waiting = backlog(folder)
+    end = {
+        "status": outcome.status,
+        "step": outcome.step,
+        "wall_s": outcome.seconds,
+        "peak_gib": outcome.peak_gib,
+        "records_waiting": waiting,
+    }
+    if json_output:
+        print_json({**summary, **end, "run_id": folder.run_id, "path": str(folder.path)})
+    elif outcome.status == "finished":
+        print_summary(summary, end, folder)
+    else:
+        say(f"interrupted after step {outcome.step}; go on with: racelab train --resume {folder.run_id}")
+    if waiting and not json_output:
+        say(f"{waiting} records wait for MLflow; deliver them with: racelab sync {folder.run_id}")
+    sys.stdout.flush()
+    return outcome.exit_code

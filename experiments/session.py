@@ -1,0 +1,276 @@
+"""A whole training run: folder, parts, the view before, the loop, the view after.
+
+Order matters: what can be wrong with config, data and models is found before a folder exists; the folder is locked
+before anything is written into it; what a resumed run must not measure again (judge scales, fixed rubrics) is stored
+in `setup.json` before the first step.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from racelab.configs.schema import Config
+from racelab.experiments import validation
+from racelab.experiments.build import Inputs, build_parts, calibrated, find_inputs
+from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
+from racelab.experiments.errors import RacelabError
+from racelab.experiments.fsio import read_json, write_json_atomic
+from racelab.experiments.methods.registry import METHODS, Method
+from racelab.experiments.parts import Parts
+from racelab.experiments.run import Hooks, Progress, loop, restore
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.signals import StopRequest
+from racelab.experiments.tracking.spool import read_spool
+from racelab.experiments.tracking.tracker import SpoolTracker
+from racelab.experiments.types import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        status: finished or interrupted.
+        exit_code: 0, or 128 + the signal that stopped it.
+        step: last global step.
+        seconds: of this attempt.
+        backlog: spool records that MLflow has not got; -1 if it is not used.
+    """
+
+    status: str
+    exit_code: int
+    step: int
+    seconds: float
+    peak_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Where a run's talk goes.
+
+    Attributes:
+        show: every step.
+        note: everything else, a line each.
+        finish: called with the folder once all tables have their rows, before the run is closed.
+    """
+
+    show: Callable[[StepRecord], None]
+    note: Callable[[str], None]
+    finish: Callable[[RunFolder], None]
+
+
+class Session:
+    """Runs one attempt on one folder. The caller made the folder (or found it) and keeps the inputs."""
+
+    def __init__(self, config: Config, folder: RunFolder, inputs: Inputs, talk: Talk, stop: StopRequest) -> None:
+        self.config, self.folder, self.inputs, self.talk, self.stop = config, folder, inputs, talk, stop
+        self.store = CheckpointStore(folder.path / "checkpoints", config.checkpoint.keep_last)
+        self.setup_file = folder.path / "setup.json"
+
+    def run(self) -> Outcome:
+        """Takes the lock, works, and leaves the folder in a final state whatever happens.
+
+        Raises:
+            RacelabError: the run failed; the folder says so.
+        """
+        started = time.monotonic()
+        with self.folder.lock():
+            checkpoint = self.store.load_latest() if self.store.steps() else None
+            attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint))
+            tracker = self._tracker(attempt)
+            try:
+                status, reason, step = self._work(tracker, checkpoint)
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                self._close_quietly(tracker, "interrupted" if interrupted else "failed", error)
+                raise
+            self.folder.update(steps=step)
+            tracker.close(status, reason)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        code = self.stop.exit_code if status == "interrupted" else 0
+        return Outcome(status, code, step, time.monotonic() - started, peak)
+
+    def _work(self, tracker: SpoolTracker, checkpoint: Checkpoint | None) -> tuple[str, str, int]:
+        parts, prompts, lines = build_parts(self.config, self.inputs)
+        for line in (*self.inputs.lines, *lines):
+            self.talk.note(line)
+        parts, held = self._setup(parts, prompts)
+        method = METHODS[self.config.method.name](self.config, parts)
+        progress = self._progress(method, parts, checkpoint)
+        if progress.state.step == 0:
+            self._look(parts, held, tracker, validation.UNTRAINED, 0)
+        hooks = Hooks(
+            self.talk.show,
+            self.talk.note,
+            lambda step: self._glance(parts, held, tracker, step),
+        )
+        progress = loop(
+            self.config, method, parts, progress, tracker=tracker, store=self.store, stop=self.stop, hooks=hooks
+        )
+        step: int = progress.state.step
+        if not method.done(progress.state):
+            tracker.tags({"end_reason": f"signal {self.stop.signum}"})
+            return "interrupted", f"stopped by signal {self.stop.signum} after step {step}", step
+        if not self._looked(step):
+            for row in method.finish(progress.state, "budget"):
+                tracker.rows("phases", [row])
+            self._look(parts, held, tracker, validation.TRAINED, step)
+        tracker.tags({"end_reason": "budget"})
+        self.talk.finish(self.folder)
+        return "finished", "", step
+
+    def _tracker(self, attempt: int) -> SpoolTracker:
+        t = self.config.tracking
+        return SpoolTracker(
+            self.folder,
+            attempt,
+            ship=t.mlflow,
+            uri=t.uri or None,
+            experiment=t.experiment,
+            wait_s=t.wait_s,
+        )
+
+    def _close_quietly(self, tracker: SpoolTracker, status: str, error: BaseException) -> None:
+        """The first error is the one to report, even if a full disk does not let the end be written."""
+        text = str(error).splitlines()
+        try:
+            tracker.close(status, text[0] if text else type(error).__name__)
+        except (RacelabError, OSError) as second:
+            self.talk.note(f"the end of the run could not be recorded: {second}")
+
+    def _setup(self, parts: Parts, prompts: Any) -> tuple[Parts, validation.HeldOut]:
+        """The judge's scales and the fixed rubrics: measured once, then stored with the run."""
+        known = read_json(self.setup_file) if self.setup_file.exists() else None
+        judge = calibrated(parts, self.config, prompts, known["calibration"] if known else None)
+        parts = replace(parts, judge=judge)
+        if known:
+            return parts, validation.HeldOut.from_state(prompts.heldout, known["heldout"])
+        held = validation.hold_rubrics(prompts.heldout, parts.untrained, self.config.run.seed)
+        description = judge.describe()
+        stored = {
+            "calibration": description.get("calibration"),
+            "judge": description,
+            "heldout": held.state(),
+            "train_ids": [p.prompt_id for p in prompts.train],
+        }
+        write_json_atomic(self.setup_file, stored)
+        return parts, held
+
+    def _from_step(self, checkpoint: Checkpoint | None) -> int:
+        """Last step that counts of earlier attempts: none of them if they left no checkpoint."""
+        if checkpoint is not None:
+            return checkpoint.step
+        return -1 if self.folder.attempts() else 0
+
+    def _progress(self, method: Method, parts: Parts, checkpoint: Checkpoint | None) -> Progress:
+        if checkpoint is None:
+            return Progress(method.start())
+        for line in checkpoint.skipped:
+            self.talk.note(line)
+        self.talk.note(f"going on after step {checkpoint.step}")
+        return restore(checkpoint, method, parts)
+
+    def _looked(self, step: int) -> bool:
+        """Whether an earlier attempt already finished the view after training."""
+        return any(
+            r["kind"] == "rows"
+            and r["table"] == "rubric_probe"
+            and any(row["checkpoint"] == validation.TRAINED for row in r["rows"])
+            for r in read_spool(self.folder)
+        )
+
+    def _look(
+        self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, label: str, step: int
+    ) -> None:
+        """The whole view: every temperature, the rubric probe, the judge's report."""
+        cfg = self.config.validation
+        model = parts.untrained if label == validation.UNTRAINED else parts.generator
+        started = time.perf_counter()
+        rows: list[validation.Row] = []
+        metrics: dict[str, float] = {}
+        for temperature in cfg.temperatures:
+            self.talk.note(f"held-out view of the {label} model at temperature {temperature:g}")
+            parts.forget()
+            view = validation.evaluate(
+                model,
+                held,
+                parts.judge,
+                samples=cfg.samples,
+                temperature=temperature,
+                seed=self.config.run.seed,
+                step=step,
+                label=label,
+            )
+            rows += view.rows
+            if temperature == cfg.temperatures[0]:
+                metrics |= validation.validation_metrics(view.rows)
+                probe = validation.probe_rubrics(
+                    model, held.prompts, seed=self.config.run.seed, step=step, label=label
+                )
+                if cfg.judge_report:
+                    metrics |= self._judge_metrics(parts, held, view, probe, label)
+        metrics |= {f"race/probe/{k.rpartition('/')[2]}": v for k, v in probe.metrics.items()}
+        metrics["perf/time/validate_s"] = time.perf_counter() - started
+        tracker.rows("val_examples", rows)
+        tracker.metrics(step, metrics)
+        tracker.rows("rubric_probe", probe.rows)
+
+    def _judge_metrics(
+        self,
+        parts: Parts,
+        held: validation.HeldOut,
+        view: validation.View,
+        probe: validation.Probe,
+        label: str,
+    ) -> dict[str, float]:
+        """The judge under the fixed rubrics and, on the same responses, under those that the model writes now."""
+        report = validation.ranking(parts.judge, held, view, probe.rubrics)
+        report = {f"{k}_now": v for k, v in report.items()}
+        if label == validation.UNTRAINED:
+            report |= validation.report_on_judge(parts.judge, held, view)
+        else:
+            report |= validation.ranking(parts.judge, held, view, held.rubrics)
+        return {f"race/judge/{k}": v for k, v in report.items() if v == v}
+
+    def _glance(self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, step: int) -> None:
+        """The first temperature only, in the middle of training."""
+        parts.forget()
+        view = validation.evaluate(
+            parts.generator,
+            held,
+            parts.judge,
+            samples=self.config.validation.samples,
+            temperature=self.config.validation.temperatures[0],
+            seed=self.config.run.seed,
+            step=step,
+            label=f"step {step}",
+        )
+        tracker.rows("val_examples", view.rows)
+        tracker.metrics(step, validation.validation_metrics(view.rows))
+
+
+def new_run(config: Config, *, root: Path, composed_yaml: str, overrides: list[str], command: str) -> RunFolder:
+    """The folder of a new run, `run.json` first."""
+    m = config.method
+    name = config.run.name or f"{m.name}-{m.variant}-{config.preset}-s{config.run.seed}"
+    info = {
+        "kind": "train",
+        "paper": "race",
+        "method": m.name,
+        "variant": m.variant,
+        "preset": config.preset,
+        "seed": config.run.seed,
+        "policy_updates": config.run.policy_updates,
+        "command": command,
+    }
+    return RunFolder.create(root, name, composed_yaml=composed_yaml, overrides=overrides, info=info)
+
+
+def prepare(config: Config) -> Inputs:
+    """See `find_inputs`; here so that a command imports one module."""
+    return find_inputs(config)
