@@ -28,6 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from racelab.experiments.errors import DataError
@@ -105,10 +106,18 @@ def find_numbers(text: str, with_one: bool = True) -> list[float]:
 
 def has_word(text: str, word: str) -> bool:
     """True if `word` (or phrase) occurs whole, whatever its case; a final `*` allows any ending."""
-    stem = word.removesuffix("*")
-    tail = r"\w*" if word.endswith("*") else r"(?!\w)"
-    pattern = r"\s+".join(map(re.escape, stem.split()))
-    return re.search(rf"(?<!\w){pattern}{tail}", text, re.IGNORECASE) is not None
+    return _compiled(_word_pattern(word), re.IGNORECASE).search(text) is not None
+
+
+@lru_cache(maxsize=8192)  # a few thousand words and patterns; re's own cache holds 512
+def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
+    return re.compile(pattern, flags)
+
+
+@lru_cache(maxsize=8192)
+def _word_pattern(word: str) -> str:
+    stem, tail = word.removesuffix("*"), r"\w*" if word.endswith("*") else r"(?!\w)"
+    return r"(?<!\w)" + r"\s+".join(map(re.escape, stem.split())) + tail
 
 
 # --- one scorer per kind; arguments are validated before they are called ---
@@ -133,7 +142,7 @@ def _not_words(check: Mapping[str, Any], text: str) -> float:
 
 def _regex(check: Mapping[str, Any], text: str) -> float:
     flags = re.IGNORECASE if check.get("ignore_case", True) else 0
-    return float(re.search(check["pattern"], text, flags) is not None)
+    return float(_compiled(check["pattern"], flags).search(text) is not None)
 
 
 def _starts_with(check: Mapping[str, Any], text: str) -> float:
@@ -186,7 +195,7 @@ def _is_texts(value: object) -> bool:
 
 def _is_pattern(value: object) -> bool:
     try:
-        return isinstance(value, str) and bool(value) and bool(re.compile(value))
+        return isinstance(value, str) and bool(value) and bool(_compiled(value, 0))
     except re.error:
         return False
 
@@ -257,9 +266,15 @@ def kinds() -> tuple[str, ...]:
     return tuple(sorted(_KINDS))
 
 
+def shown(name: object) -> str:
+    """A name for a one-line message: escaped unless printable, at most 40 characters."""
+    text = str(name)
+    return text[:40] if text.isprintable() else repr(text)[:40]
+
+
 def validate(check: object, prompt_id: str = "?") -> None:
     """Raises DataError, naming the prompt and the key, unless `check` is well formed."""
-    _validate(check, f"prompt {prompt_id}: check")
+    _validate(check, f"prompt {shown(prompt_id)}: check")
 
 
 def _validate(check: object, where: str) -> None:
@@ -267,11 +282,13 @@ def _validate(check: object, where: str) -> None:
         raise DataError(f"{where}: expected an object with a `kind`, got {type(check).__name__}")
     kind = check.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"{where}.kind: unknown kind {kind!r}; use one of {', '.join(kinds())}")
+        raise DataError(f"{where}.kind: unknown kind {kind!r:.60}; use one of {', '.join(kinds())}")
     spec = _KINDS[kind]
     for key in check:
         if key != "kind" and key not in spec.keys:
-            raise DataError(f"{where}.{key}: unknown key for kind {kind}; it takes {', '.join(spec.keys)}")
+            raise DataError(
+                f"{where}.{shown(key)}: unknown key for kind {kind}; it takes {', '.join(spec.keys)}"
+            )
     for key in spec.required:
         if key not in check:
             raise DataError(f"{where}.{key}: missing; kind {kind} needs it")

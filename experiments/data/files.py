@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from racelab.experiments.data.rows import Columns, to_prompt
+from racelab.experiments.data.rows import Columns, listed, to_prompt
 from racelab.experiments.errors import DataError
 from racelab.experiments.types import Prompt
 
@@ -38,7 +38,9 @@ def read_file(path: str | Path, columns: Columns | None = None, source: str = ""
         raise DataError(f"{path}: unknown kind of file; use {', '.join(_READERS)}")
     if not path.is_file():
         raise DataError(f"{path}: no such file; set data.path to a file that exists")
-    prompts = [to_prompt(record, columns, source or path.name, where) for where, record in reader(path)]
+    prompts = [
+        to_prompt(record, columns, source or path.name, where) for where, record in reader(path, columns)
+    ]
     if not prompts:
         raise DataError(f"{path}: no prompts; the file is empty")
     return prompts
@@ -81,15 +83,25 @@ def read_csv(path: Path) -> Iterator[Record]:
         raise DataError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
 
 
-def read_parquet(path: Path) -> Iterator[Record]:
-    """One record per row, rows counted from 1."""
+def read_parquet(path: Path, columns: Columns) -> Iterator[Record]:
+    """One record per row, rows counted from 1; only the wanted columns are read (chats can be long)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            for column in columns.named():
+                if column not in names:
+                    raise DataError(f"{path}: column {column!r} is missing; the file has {listed(names)}")
+            if not {columns.prompt, *columns.fallbacks} & set(names):
+                raise DataError(
+                    f"{path}: column {columns.prompt!r} is missing; the file has {listed(names)}; "
+                    "set data.prompt_field"
+                )
+            present = [name for name in names if name in columns.wanted()]
             number = 0
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(batch_size=1024, columns=present):
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{path}:row {number}", record
@@ -113,8 +125,8 @@ def _not_json(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
-    ".jsonl": read_jsonl,
+_READERS: dict[str, Callable[[Path, Columns], Iterator[Record]]] = {
+    ".jsonl": lambda path, _: read_jsonl(path),
     ".parquet": read_parquet,
-    ".csv": read_csv,
+    ".csv": lambda path, _: read_csv(path),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from racelab.experiments.data.rows import Columns, to_prompt
+from racelab.experiments.data.rows import Columns, listed, to_prompt
 from racelab.experiments.errors import DataError, MissingDependencyError, UnreachableError
 from racelab.experiments.types import Prompt
 
@@ -43,11 +43,11 @@ def read_hub(
     except ImportError:
         raise MissingDependencyError("prompts from the hub need: pip install datasets") from None
     table = _load(datasets, name, split, revision, cache_dir)
-    wanted = {columns.prompt, *columns.fallbacks, *columns.named()}
-    present = [c for c in table.column_names if c in wanted]
+    present = [c for c in table.column_names if c in columns.wanted()]
     if not any(c in present for c in (columns.prompt, *columns.fallbacks)):
-        has = ", ".join(table.column_names)
-        raise DataError(f"{name}: no column {columns.prompt!r}; it has {has}; set data.prompt_field")
+        raise DataError(
+            f"{name}: no column {columns.prompt!r}; it has {listed(table.column_names)}; set data.prompt_field"
+        )
     rows = table.select_columns(present)
     prompts = [to_prompt(r, columns, name, f"{name}:{split}:row {i}") for i, r in enumerate(rows, 1)]
     if not prompts:

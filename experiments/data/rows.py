@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from racelab.experiments.data.checks import validate
+from racelab.experiments.data.checks import shown, validate
 from racelab.experiments.errors import DataError
 from racelab.experiments.types import Prompt
 
@@ -30,6 +30,10 @@ class Columns:
     prompt_id: str | None = None
     category: str | None = None
     check: str | None = None
+
+    def wanted(self) -> set[str]:
+        """Every column that is ever looked at."""
+        return {self.prompt, *self.fallbacks, *self.named()}
 
     def named(self) -> tuple[str, ...]:
         """The columns that every record must have, the prompt column apart."""
@@ -92,7 +96,7 @@ def to_prompt(record: Mapping[str, object], columns: Columns, source: str, where
     """
     for column in columns.named():
         if column not in record:
-            raise DataError(f"{where}: field {column!r} is missing; the record has {_names(record)}")
+            raise DataError(f"{where}: field {column!r} is missing; the record has {listed(record)}")
     text = _prompt_text(record, columns, where)
     prompt_id = _plain(record, columns.prompt_id, where) if columns.prompt_id else text_id(source, text)
     category = _plain(record, columns.category, where) if columns.category else ""
@@ -117,7 +121,7 @@ def _prompt_text(record: Mapping[str, object], columns: Columns, where: str) -> 
         if column in record and value is not None:
             raise DataError(f"{where}: field {column!r}: expected a text or a chat, got {_kind(value)}")
     tried = " or ".join(repr(c) for c in (columns.prompt, *columns.fallbacks))
-    raise DataError(f"{where}: field {tried} is missing or null; the record has {_names(record)}")
+    raise DataError(f"{where}: field {tried} is missing or null; the record has {listed(record)}")
 
 
 def _plain(record: Mapping[str, object], column: str, where: str) -> str:
@@ -146,5 +150,7 @@ def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def _names(record: Mapping[str, object]) -> str:
-    return ", ".join(map(str, record)) or "no fields"
+def listed(names: Iterable[object]) -> str:
+    """At most a dozen names, for an error message of one line."""
+    every = [shown(name) for name in names]
+    return ", ".join(every[:12]) + (f" and {len(every) - 12} more" if len(every) > 12 else "") or "no fields"

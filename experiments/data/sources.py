@@ -171,7 +171,7 @@ def _check_ids(prompts: Sequence[Prompt], source: str) -> None:
         other = seen.setdefault(prompt.prompt_id, prompt.text)
         if other is not prompt.text:
             raise DataError(
-                f"{source}: id {prompt.prompt_id!r} is given twice ({other!r:.30}, {prompt.text!r:.30});"
+                f"{source}: id {prompt.prompt_id!r:.40} is given twice ({other!r:.30}, {prompt.text!r:.30});"
                 " make ids unique, or set data.id_field=null data.deduplicate=true"
             )
 

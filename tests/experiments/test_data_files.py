@@ -66,8 +66,13 @@ def test_parquet_with_text_and_with_chats(tmp_path):
         "hello"
     ] * 2
     with pytest.raises(
-        DataError, match=r"a\.parquet:row 1: field 'prompt' is missing or null; .* messages, n"
+        DataError, match=r"a\.parquet: column 'prompt' is missing; the file has messages, n; set"
     ):
+        read_file(path)
+    with pytest.raises(DataError, match=r"column 'key' is missing; the file has messages, n"):
+        read_file(path, Columns("messages", prompt_id="key"))
+    pq.write_table(pa.table({"prompt": ["a", None]}), path)
+    with pytest.raises(DataError, match=r"a\.parquet:row 2: field 'prompt' is missing or null"):
         read_file(path)
 
 
@@ -135,6 +140,16 @@ def test_a_bad_csv_is_named(tmp_path, body, message):
     with pytest.raises(DataError) as caught:
         read_file(write(tmp_path / "bad.csv", body))
     assert message in str(caught.value)
+
+
+def test_messages_stay_on_one_short_line_whatever_the_names(tmp_path):
+    row = {"question": "q", "key": "a\nb" + "k" * 500, "kind": "c", "rule": {"kind": "number", "val\nue": 1}}
+    with pytest.raises(DataError) as caught:
+        read_file(write(tmp_path / "a.jsonl", json.dumps(row)), FULL)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+    with pytest.raises(DataError, match=r"the record has c0, .*c11 and 8 more") as caught:
+        read_file(write(tmp_path / "b.jsonl", json.dumps({f"c{i}": 1 for i in range(20)})))
 
 
 def test_files_that_are_no_data(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pyarrow as pa
@@ -187,3 +188,10 @@ def test_a_hub_out_of_reach_and_a_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependencyError, match="pip install"):
         read_hub("x/y")
+
+
+def test_importing_the_readers_loads_nothing_heavy():
+    heavy = ["torch", "pandas", "pyarrow", "datasets", "reasoning_gym", "transformers", "mlflow"]
+    code = f"import sys, racelab.experiments.data.sources; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
