@@ -76,8 +76,9 @@ def sigmoid(z):
 
 
 def test_formula_by_hand():
-    """F = (5 x -1 + -3) / 6 = -4/3, z_F = 2/3. For both criteria cos(e(y), e(x + c)) = 1, cos(e(y - x), e(c)) = 0,
-    so M = 1/2 and z_M = 1. With weights 0.7 and 1.3: z = 0.7 x 2/3 + 1.3 = 1.7667, sigmoid(1.2 z) = 0.8928.
+    """F = (5 x -1 + -3) / 6 = -4/3, z_F = 2/3. For both criteria cos(e(y), e(x + c)) = 1 and
+    cos(e(y - x), e(c)) = 0, so M = 1/2 and z_M = 1. With weights 0.7 and 1.3: z = 0.7 x 2/3 + 1.3
+    = 1.7667, sigmoid(1.2 z) = 0.8928.
     """
     judge, _, _ = judge_of()
     (scores,) = judge.score([JudgeItem(PROMPT, RUBRIC, (sample(GOOD),))]).scores
@@ -175,8 +176,8 @@ MARS = Rubric((Criterion("Is short", 1.0), Criterion("Says Mars", 3.0)), "")
 
 
 def test_calibration_is_mean_and_population_deviation():
-    """F of the three: -4/3 (finished), -1 (cut), -7/5 (4 x -1 and -3). M: 1/2 + 3/4 x 1/2 = 7/8 twice, and for
-    the last 0 on the topic and 1/4 on the criteria: 1/8.
+    """F of the three: -4/3 (finished), -1 (cut), -7/5 (4 x -1 and -3). M: 1/2 + 3/4 x 1/2 = 7/8 twice;
+    for the last 0 on the topic and 1/4 on the criteria: 1/8.
     """
     judge, _, _ = judge_of(None)
     responses = (sample(GOOD), sample(GOOD, False), sample("No idea at all"))

@@ -70,7 +70,7 @@ def test_label_only_is_at_most_forty_characters(chars, label):
 
 
 def test_probe_metrics_count_prompts_for_validity_and_criteria_for_the_rest():
-    """Three prompts, two valid; criteria of 12, 34 and 43 characters; one specific, one constraint, one grounded."""
+    """Two of three are valid; criteria of 12, 34, 43 characters; one specific, constraint, grounded each."""
     texts = [
         '{"criteria": [{"criterion": "Avoids fluff", "weight": 1},'
         ' {"criterion": "Is written so that a child sees it", "weight": 1}]}',
