@@ -45,9 +45,8 @@ def read_hub(
     table = _load(datasets, name, split, revision, cache_dir)
     present = [c for c in table.column_names if c in columns.wanted()]
     if not any(c in present for c in (columns.prompt, *columns.fallbacks)):
-        raise DataError(
-            f"{name}: no column {columns.prompt!r}; it has {listed(table.column_names)}; set data.prompt_field"
-        )
+        has = listed(table.column_names)
+        raise DataError(f"{name}: no column {columns.prompt!r}; it has {has}; set data.prompt_field")
     rows = table.select_columns(present)
     prompts = [to_prompt(r, columns, name, f"{name}:{split}:row {i}") for i, r in enumerate(rows, 1)]
     if not prompts:
