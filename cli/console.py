@@ -76,7 +76,7 @@ def number(value: object, digits: int = 3) -> str:
         return "-"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+    return f"{value:,.{digits}f}" if math.isfinite(value) else "-"
 
 
 def seconds(value: object) -> str:

@@ -33,8 +33,8 @@ class Check:
     """One thing looked at.
 
     Attributes:
-        level: `broken` if `train` cannot work without it; `warning` if something is missing or slow; `note` for
-            what only other commands need.
+        level: `broken` if `train` cannot work without it; `warning` if something is missing or slow; `note`
+            for what only other commands need.
         mend: what to do; "" if nothing.
     """
 

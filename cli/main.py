@@ -76,7 +76,14 @@ app.add_typer(config_app, name="config")
 def _run(command: str, /, **arguments: Any) -> int:
     """Imports the command's module and runs it."""
     module, _, function = _BODIES[command].partition(":")
-    code = getattr(importlib.import_module(module), function)(**arguments)
+    body = getattr(importlib.import_module(module), function)
+    try:
+        code = body(**arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing more can be said to it. Typer would make it a failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     assert isinstance(code, int)
     return code
 
@@ -261,10 +268,6 @@ def _main(words: list[str]) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -7,6 +7,7 @@ tokens_per_s, step_s, eta_s, event (text, "" for none). A value that is missing 
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections import deque
@@ -130,7 +131,11 @@ class PlainLines:
         """Nothing to close."""
 
     def _say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        try:
+            print(line, file=self._stream, flush=True)
+        except BrokenPipeError:
+            # Whoever read along has gone; a training must not die of that.
+            self._stream = io.StringIO()
 
 
 class Panel:
