@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,8 @@ from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.tables import TABLES
 from racelab.experiments.tracking.tracker import SpoolTracker
 from racelab.experiments.types import StepRecord
+
+Live = tuple[RunFolder, SpoolTracker]
 
 
 def record(step: int, value: float) -> StepRecord:
@@ -32,7 +35,7 @@ def record(step: int, value: float) -> StepRecord:
 
 
 @pytest.fixture
-def live(tmp_path: Path):
+def live(tmp_path: Path) -> Iterator[Live]:
     """A run whose second attempt redid steps 3 and 4."""
     run = RunFolder.create(tmp_path, "toy", composed_yaml="", overrides=[], info={})
     with run.lock():
@@ -45,18 +48,20 @@ def live(tmp_path: Path):
         yield run, second
 
 
-def test_parquet_and_spool_give_the_same_frames(live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_and_spool_give_the_same_frames(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     run, tracker = live
     assert load_manifest(run) is None
     before = {name: load_table(run, name) for name in ("groups", "phases", "own", "metrics", "rollouts")}
     tracker.close("finished")
-    assert load_manifest(run)["complete"] is True
+    manifest = load_manifest(run)
+    assert manifest is not None
+    assert manifest["complete"] is True
     monkeypatch.setattr(load_module, "_from_spool", None)  # parquet it must be now
     for name, frame in before.items():
         pd.testing.assert_frame_equal(load_table(run, name), frame)
 
 
-def test_values_come_back_as_they_were(live) -> None:
+def test_values_come_back_as_they_were(live: Live) -> None:
     run, _ = live
     groups = load_table(run, "groups")
     assert list(groups.columns) == list(TABLES["groups"])
@@ -70,7 +75,7 @@ def test_values_come_back_as_they_were(live) -> None:
     assert list(load_table(run, "own")["note"]) == ["n"] * 5
 
 
-def test_tables_behind_the_spool_are_not_used(live) -> None:
+def test_tables_behind_the_spool_are_not_used(live: Live) -> None:
     run, tracker = live
     tracker.close("interrupted")
     third = SpoolTracker(run, run.begin_attempt(from_step=5), ship=False)
@@ -78,14 +83,14 @@ def test_tables_behind_the_spool_are_not_used(live) -> None:
     assert list(load_metrics(run).index) == [1, 2, 3, 4, 5, 6]
 
 
-def test_metrics_against_step(live) -> None:
+def test_metrics_against_step(live: Live) -> None:
     run, _ = live
     metrics = load_metrics(run)
     assert list(metrics["train/reward/mean"]) == [0.25, 0.25, 0.75, 0.75, 0.75]
     assert [None if math.isnan(v) else v for v in metrics["race/pool/size"]] == [1.0, None, 3.0, None, 5.0]
 
 
-def test_known_but_empty_and_unknown_tables(live) -> None:
+def test_known_but_empty_and_unknown_tables(live: Live) -> None:
     run, _ = live
     empty = load_table(run, "rollouts")
     assert (len(empty), list(empty.columns)) == (0, list(TABLES["rollouts"]))
@@ -93,7 +98,7 @@ def test_known_but_empty_and_unknown_tables(live) -> None:
         load_table(run, "grups")
 
 
-def test_a_broken_table_is_named(live) -> None:
+def test_a_broken_table_is_named(live: Live) -> None:
     run, tracker = live
     tracker.close("finished")
     (run.path / "tables" / "groups.parquet").write_bytes(b"not parquet")

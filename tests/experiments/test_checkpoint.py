@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +50,15 @@ def test_every_dtype_and_stride_comes_back(tmp_path: Path) -> None:
         assert torch.equal(loaded.tensors[name], tensor.detach()), name
     assert (loaded.step, loaded.score, loaded.state["rng"]) == (12, 0.5, [1, 2])
     assert load_file(path / "tensors.safetensors").keys() == tensors.keys()
+
+
+def test_every_tensor_lies_aligned_in_the_file(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5), "c": torch.ones(3).half()}
+    data = (CheckpointStore(tmp_path).save(1, tensors, {}) / "tensors.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    starts = {name: entry["data_offsets"][0] for name, entry in json.loads(data[8 : 8 + length]).items()}
+    assert length % 8 == 0
+    assert starts == {"b": 0, "c": 20, "a": 26}
 
 
 def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
@@ -101,7 +112,9 @@ def damage_gone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_byte, damage_cut, damage_state, damage_manifest, damage_gone])
-def test_damage_falls_back_with_a_warning(tmp_path: Path, damage, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_falls_back_with_a_warning(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     store = CheckpointStore(tmp_path)
     store.save(1, weights(1.0), {"v": 1})
     damage(store.save(2, weights(2.0), {"v": 2}))
@@ -115,6 +128,15 @@ def test_damage_falls_back_with_a_warning(tmp_path: Path, damage, caplog: pytest
     assert store.load(2, fallback=True).step == 1
     with pytest.raises(CheckpointError, match=r"step-00000002.*take another of \[1\]"):
         store.load(2)
+
+
+def test_a_cut_file_is_told_from_a_changed_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, weights(), {})
+    size = (path / "tensors.safetensors").stat().st_size
+    damage_cut(path)
+    with pytest.raises(CheckpointError, match=f"10 bytes instead of {size}"):
+        store.load(1)
 
 
 def test_nothing_usable_is_an_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racelab.experiments.errors import DataError, RunFolderError
@@ -108,6 +108,7 @@ def test_a_full_disk_loses_no_earlier_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(spool_module.os, "pwrite", half)
     with pytest.raises(RunFolderError, match=r"1\.jsonl: no space left on the disk; free some"):
         writer.append([metrics(2, a=2)])
+    assert (tmp_path / "1.jsonl").stat().st_size == writer.offset  # the part that did fit is gone
     monkeypatch.undo()
     writer.append([metrics(3, a=3)])
     assert [r["step"] for r, _ in read_lines(tmp_path / "1.jsonl")] == [1, 3]
@@ -153,6 +154,7 @@ def test_a_resumed_run_reads_as_one_line_of_steps(tmp_path: Path) -> None:
     assert last_end(run) is None
 
 
+@settings(deadline=None, max_examples=60)  # the disk sets the pace
 @given(
     plan=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=5),
 )
