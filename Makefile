@@ -9,6 +9,8 @@ MAKEFLAGS += --no-print-directory
 ARGS ?=
 # Test processes at a time.
 JOBS ?= 2
+# Which file of bench/.
+BENCH ?= step
 # Extra words for every pip call, for example: PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
 
@@ -88,8 +90,8 @@ lint: setup ## ruff, mypy and the direction of imports
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
-bench: setup ## speed of the parts on this machine
-	@for script in bench/*.py; do echo "== $$script"; $(PY) "$$script" $(ARGS); done
+bench: setup ## speed of a training step beside TRL's; BENCH=routing|checkpoint|tracking|cli for other parts
+	@$(PY) bench/$(BENCH).py $(ARGS)
 
 mutants: setup ## how many seeded faults in the maths the tests notice (long)
 	@rm -rf build/mutants && mkdir -p build/mutants && cp -rL src tests pyproject.toml README.md LICENSE build/mutants/
