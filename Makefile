@@ -30,10 +30,9 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "  apt
 .PHONY: help setup train test test-slow test-browser lint bench mutants clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
-	  || grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## .venv with the locked versions and the two small models (about 1.5 GB; a second call does nothing)
+setup: $(STAMP) ## .venv with the locked versions and the two small models (2.4 GB; a second call does nothing)
 
 $(STAMP): pyproject.toml $(LOCK)
 	@python=""; \
@@ -90,7 +89,7 @@ lint: setup ## ruff, mypy and the direction of imports
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
-bench: setup ## speed of a training step beside TRL's; BENCH=routing|checkpoint|tracking|cli for other parts
+bench: setup ## speed of a training step beside TRL's; other parts: BENCH=routing
 	@$(PY) bench/$(BENCH).py $(ARGS)
 
 mutants: setup ## how many seeded faults in the maths the tests notice (long)
