@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from racelab.analysis.stats import Interval, paired_bootstrap
+from racelab.analysis.stats import paired_bootstrap
 from racelab.experiments.rng import numpy_generator
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.experiments.tracking.spool import read_spool
@@ -128,14 +128,14 @@ def _paired(before: Mapping[str, float], after: Mapping[str, float], n: int, rng
     if not keys:
         return {"n": 0, "before": None, "after": None, "difference": None, "low": None, "high": None}
     a, b = (np.array([cells[k] for k in keys]) for cells in (before, after))
-    interval: Interval = paired_bootstrap(b, a, rng=rng, n_resamples=n)
+    found = paired_bootstrap(b, a, rng, replicates=n)
     return {
         "n": len(keys),
-        "before": float(a.mean()),
-        "after": float(b.mean()),
-        "difference": interval.estimate,
-        "low": interval.low,
-        "high": interval.high,
+        "before": found.mean_b,
+        "after": found.mean_a,
+        "difference": found.difference.value,
+        "low": found.difference.low,
+        "high": found.difference.high,
     }
 
 

@@ -13,7 +13,7 @@ from racelab.cli.console import print_json, say
 from racelab.cli.panel import Display, make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
-from racelab.experiments.errors import ConfigError, RunFolderError
+from racelab.experiments.errors import ConfigError
 
 if TYPE_CHECKING:
     from racelab.experiments.runfolder import RunFolder
@@ -82,7 +82,7 @@ def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
                 "policy_updates": c.run.policy_updates,
                 "root": str(run_root(c.run.root)),
                 "config_sha256": cell.sha256,
-                "findings": [f"{f.key}={f.value}: {f.reason}; {f.works}" for f in reachability(c)],
+                "findings": [f.line() for f in reachability(c)],
             }
         )
     if json_output:
@@ -91,15 +91,14 @@ def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
     for row in rows:
         print(" ".join(f"{k}={v}" for k, v in row.items() if k != "findings"))
         for finding in row["findings"]:  # type: ignore[attr-defined]
-            say(f"warning: {finding}")
+            say(finding)
     return 0
 
 
 def _start(composed: Composed, json_output: bool) -> int:
     from racelab.experiments.session import new_run, prepare
 
-    for finding in reachability(composed.config):
-        say(f"warning: {finding.key}={finding.value}: {finding.reason}; {finding.works}")
+    _check_reach(composed)
     inputs = prepare(composed.config)
     folder = new_run(
         composed.config,
@@ -111,8 +110,17 @@ def _start(composed: Composed, json_output: bool) -> int:
     return _attempt(composed, folder, inputs, json_output)
 
 
+def _check_reach(composed: Composed) -> None:
+    """Says what the controllers cannot reach; refuses what could not train at all."""
+    findings = reachability(composed.config)
+    errors = [f.line().removeprefix("error: ") for f in findings if f.severity == "error"]
+    if errors:
+        raise ConfigError("\n".join(errors))
+    for finding in findings:
+        say(finding.line())
+
+
 def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool, json_output: bool) -> int:
-    from racelab.experiments.runfolder import RunFolder
     from racelab.experiments.session import prepare
     from racelab.sweeps.manifest import resolve
 
@@ -120,20 +128,12 @@ def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool
         raise ConfigError(
             "--resume goes on with the config stored with the run; leave overrides, --seeds, --dry-run out"
         )
-    folder = RunFolder.open(_found(resolve(run_root(""), run)))
+    folder = resolve(run_root(""), run)
     if folder.status() == "finished":
         say(f"run {folder.run_id} has finished; `racelab show {folder.run_id}` shows it")
         return 0
     composed = read_composed(folder.path / "config" / "composed.yaml")
     return _attempt(composed, folder, prepare(composed.config), json_output)
-
-
-def _found(found: Any) -> Path:
-    """The folder, whatever shape the manifest gives it in."""
-    path = getattr(found, "path", found)
-    if not isinstance(path, Path | str):
-        raise RunFolderError(f"{found!r} is not a run")
-    return Path(path)
 
 
 def _attempt(composed: Composed, folder: RunFolder, inputs: Any, json_output: bool) -> int:

@@ -74,8 +74,13 @@ class Judge(Protocol):
 class Backend(Protocol):
     """Holds the trained weights and the optimiser."""
 
-    policy: LanguageModel
-    reference: LanguageModel
+    @property
+    def policy(self) -> LanguageModel:
+        """The trained model, as it is now."""
+
+    @property
+    def reference(self) -> LanguageModel:
+        """The model as it was before training, frozen."""
 
     def update(self, batch: TokenBatch) -> UpdateStats:
         """One GRPO update (Eq 4). An empty batch changes nothing."""

@@ -9,7 +9,7 @@ A `Pool` is a value: `push` gives a new one and leaves the old one alone, so a c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def tie_break_only(m_old: float, eps: float = 0.0) -> bool:
 
 
 def make_entry(group: RolloutGroup, *, policy_step: int, pushed_step: int) -> PoolEntry:
-    """The pair of Eq 10 with its margin (Eq 11).
+    """The pair of Eq 10 with its margin (Eq 11); the log-probs of its samples are of no more use and left out.
 
     Args:
         group: a rubric-failed group.
@@ -66,8 +66,8 @@ def make_entry(group: RolloutGroup, *, policy_step: int, pushed_step: int) -> Po
     return PoolEntry(
         entry_id=f"{policy_step}:{group.prompt.prompt_id}",
         prompt=group.prompt,
-        preferred=group.responses[best],
-        rejected=group.responses[worst],
+        preferred=replace(group.responses[best], logprobs=()),
+        rejected=replace(group.responses[worst], logprobs=()),
         margin=margin(group.rewards),
         pushed_step=pushed_step,
         rubric_text=group.rubric.text if group.rubric else group.rubric_sample.text,
