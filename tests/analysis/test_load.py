@@ -90,6 +90,12 @@ def test_metrics_against_step(live: Live) -> None:
     assert [None if math.isnan(v) else v for v in metrics["race/pool/size"]] == [1.0, None, 3.0, None, 5.0]
 
 
+def test_the_last_value_of_a_step_counts(live: Live) -> None:
+    run, tracker = live
+    tracker.metrics(5, {"train/reward/mean": 0.5})
+    assert load_metrics(run)["train/reward/mean"][5] == 0.5
+
+
 def test_known_but_empty_and_unknown_tables(live: Live) -> None:
     run, _ = live
     empty = load_table(run, "rollouts")

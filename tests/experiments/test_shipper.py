@@ -140,6 +140,17 @@ def test_killed_between_a_batch_and_its_position(root: Path, monkeypatch: pytest
     assert history(run, "train/reward/mean") == [(s, 0.5) for s in range(1, 5)]
 
 
+def test_a_run_counts_as_delivered_only_once_it_is_closed(root: Path) -> None:
+    """Killed after the last point but before tables and final status: sync still has something to do."""
+    run = make(root)
+    run_attempt(run, range(1, 3), "finished")
+    assert Shipper(run, run_uri(run)).ship() == 4
+    assert backlog(run) == 1
+    assert mlflow_run(run).info.status == "RUNNING"
+    assert sync(run).delivered == 1
+    assert mlflow_run(run).info.status == "FINISHED"
+
+
 def test_large_backlogs_go_in_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     real = MlflowStore.log
