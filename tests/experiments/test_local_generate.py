@@ -148,7 +148,7 @@ def test_end_token_finishes_and_is_kept(model: LocalModel) -> None:
 
 
 def test_stop_string_split_over_tokens(model: LocalModel) -> None:
-    """The text of two or three greedy tokens as the stop: the sample ends with the token that completes it."""
+    """The text of a few greedy tokens as the stop: the sample ends with the token that completes it."""
     free = LocalModel(model.core, model._tokenizer, model.path, model.window, frozenset())
     for seed in range(4):
         request = GenerationRequest((seed, 50 + seed), 1, 24, temperature=0.0)
@@ -190,7 +190,7 @@ def test_window_clips_and_refuses(model: LocalModel) -> None:
     assert len(sample.tokens) == 5
     assert not sample.finished
     assert len(free.generate([GenerationRequest((1,) * 19, 1, 50)], rng())[0][0].tokens) == 1
-    with pytest.raises(DataError, match="prefix has 20 tokens .* window holds 20"):
+    with pytest.raises(DataError, match=r"prefix has 20 tokens .* window holds 20"):
         free.generate([GenerationRequest((1,) * 20, 1, 5)], rng())
 
 

@@ -106,12 +106,12 @@ class Twin:
             loss.backward()
             norm = nn.utils.clip_grad_norm_(self.module.parameters(), s.max_grad_norm)
             self.optimizer.step()
-        return float(policy), float(kl), float(norm)
+        return policy.item(), kl.item(), norm.item()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
 def test_updates_equal_the_textbook(folder: Path, temperature: float) -> None:
-    """Three updates of two epochs, tight clip and large beta: same policy log-probs and statistics as autograd."""
+    """Three updates of two epochs, tight clip, large beta: log-probs and statistics as by autograd."""
     settings = OptimSettings(lr=3e-3, beta=0.3, clip=0.02, epochs=2, max_grad_norm=0.5)
     mine = LocalBackend(open_language_model(folder, compute_dtype="float32"), settings)
     twin = Twin(folder, settings)
@@ -161,7 +161,7 @@ def test_micro_batches_do_not_change_the_gradient(folder: Path, limit: int) -> N
 
 
 def test_split_groups_respects_limit_and_order() -> None:
-    """Prefix 3 and samples 4, 4, 4 under limit 11: (4, 4) fits with the prefix, the third starts a new piece."""
+    """Prefix 3, samples 4, 4, 4, limit 11: two samples fit with the prefix, the third starts a new piece."""
     groups = [((1, 1, 1), [(2,) * 4, (3,) * 4, (4,) * 4]), ((5,), [(6,)]), ((7,), [])]
     pieces = split_groups(groups, 11)
     assert [[(len(p), [t[0] for t in tails]) for p, tails in piece] for piece in pieces] == [
@@ -184,7 +184,7 @@ def test_minibatches_each_weigh_as_the_whole(llama: Path) -> None:
 
 
 def test_minibatch_ratio_uses_the_policy_before_the_update(llama: Path) -> None:
-    """With lr 0+ the later minibatch's ratio stays 1; with a large lr it moves, and a tight clip then bites."""
+    """With lr 0+ the later minibatch's ratio stays 1; with a large lr it moves and a tight clip bites."""
     assert backend(llama, minibatches=3, lr=1e-12, clip=1e-3).update(batch()).clip_frac == 0.0
     assert backend(llama, minibatches=3, lr=1e-2, clip=1e-3).update(batch()).clip_frac > 0.0
 

@@ -67,7 +67,7 @@ def test_logprobs_fp32(pair: tuple[str, Path, Any], temperature: float) -> None:
 
 
 def test_logprobs_bf16_stay_near_float32(pair: tuple[str, Path, Any]) -> None:
-    """Stated bound: mean 0.08 and maximum 0.8 nats on weights far rougher (std 0.3) than a trained model's."""
+    """Stated bound: mean 0.08, maximum 0.8 nats, on weights far rougher (std 0.3) than a trained model's."""
     _, folder, module = pair
     with torch.no_grad():
         want = expected(module, 1.0).numpy()

@@ -95,8 +95,8 @@ class OptimSettings:
             self.total_steps is None or self.total_steps <= self.warmup_steps
         ):
             raise ConfigError(
-                f"backend.total_steps: schedule {self.schedule} needs more than the {self.warmup_steps} warm-up "
-                f"steps, got {self.total_steps}"
+                f"backend.total_steps: schedule {self.schedule} needs more than the {self.warmup_steps} "
+                f"warm-up steps, got {self.total_steps}"
             )
 
     def lr_at(self, update: int) -> float:
@@ -141,7 +141,7 @@ class LocalBackend:
         Args:
             policy: trained in place.
             settings: see `OptimSettings`.
-            reference: defaults to a frozen copy of `policy` as it is now. Another one must be of the same
+            reference: a frozen copy of `policy` as it is now by default. Another one must be of the same
                 engine and equal the policy below its first trained layer; it is not checkpointed.
         """
         if policy.core.train_from is None:
