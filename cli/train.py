@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from racelab.cli.console import print_json, say
-from racelab.cli.panel import Display, make_display
+from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.experiments.errors import ConfigError
@@ -159,11 +159,11 @@ def _attempt(composed: Composed, folder: RunFolder, inputs: Any, json_output: bo
             outcome = Session(composed.config, folder, inputs, talk, stop).run()
     finally:
         display.stop()
-    return _say_end(folder, outcome, summary, json_output, display)
+    return _say_end(composed, folder, outcome, summary, json_output)
 
 
 def _say_end(
-    folder: RunFolder, outcome: Outcome, summary: dict[str, Any], json_output: bool, display: Display
+    composed: Composed, folder: RunFolder, outcome: Outcome, summary: dict[str, Any], json_output: bool
 ) -> int:
     from racelab.cli.summary import print_summary
     from racelab.experiments.tracking.shipper import backlog
@@ -182,7 +182,7 @@ def _say_end(
         print_summary(summary, end, folder)
     else:
         say(f"interrupted after step {outcome.step}; go on with: racelab train --resume {folder.run_id}")
-    if waiting and not json_output:
+    if waiting and not json_output and composed.config.tracking.mlflow:
         say(f"{waiting} records wait for MLflow; deliver them with: racelab sync {folder.run_id}")
     sys.stdout.flush()
     return outcome.exit_code

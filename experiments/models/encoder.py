@@ -58,6 +58,9 @@ class SentenceEncoder:
         """
         import torch
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()  # a bar for a load of 30 ms is noise in a log
 
         path = Path(folder)
         if not (path / "config.json").is_file():
