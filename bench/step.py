@@ -1,7 +1,7 @@
 """One GRPO step of racelab's local backend against TRL's GRPOTrainer, alternating in one run.
 
 SmolLM2-135M, all layers trained, 4 prompts x 4 samples x 64 tokens, end token disabled on both sides. Ours:
-float32 masters, bf16 compute. TRL: its best correct setting on CPU (bench/workers/trl_worker.py). TRL lives in
+float32 masters, bf16 compute. TRL: its best correct setting on CPU (bench/workers/trl_worker.py). It lives in
 its own environment, `build/trl-venv`, made on first use (about 1.3 GB), and both run as worker processes that
 are stepped through pipes, so that a noisy machine is noisy to both.
 
