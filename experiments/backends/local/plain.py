@@ -122,7 +122,7 @@ class PlainStepper:
             ids[r, width - len(prefix) :], mask[r, width - len(prefix) :] = torch.tensor(list(prefix)), 1
         device = self._m.device
         out = self._m.call(ids.to(device), mask.to(device), last=1)
-        self._cache = getattr(out, self._m.cache_name, None)
+        self._cache: Any = getattr(out, self._m.cache_name, None)
         if not hasattr(self._cache, "batch_select_indices"):
             raise ModelError("this model's cache cannot be split by rows; use engine 'fast' or another model")
         owner = owner.to(device)
