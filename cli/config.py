@@ -37,7 +37,9 @@ def show(
     elif on_terminal():
         from rich.syntax import Syntax
 
-        console().print(Syntax(composed.yaml, "yaml", background_color="default", word_wrap=True))
+        # The terminal's own sixteen colours: readable on light and on dark.
+        text = Syntax(composed.yaml, "yaml", theme="ansi_dark", background_color="default", word_wrap=True)
+        console().print(text)
     else:
         print(composed.yaml, end="")
     return 0
