@@ -37,7 +37,10 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         "name": info["name"],
         "path": str(folder.path),
         "steps": {"policy": len(policy), "rubric": len(rubric)},
-        "seconds": {k: _total(metrics, f"perf/time/{k}") for k in ("step_s", "gen_s", "judge_s", "train_s", "validate_s")},
+        "seconds": {
+            k: _total(metrics, f"perf/time/{k}")
+            for k in ("step_s", "gen_s", "judge_s", "train_s", "validate_s")
+        },
         "phases": [{k: p[k] for k in ("index", "kind", "length", "end_reason")} for p in phases],
         "routes": _routes(tables.get("groups", [])),
         "quarantine_rate": _mean(policy, "race/route/quarantine_rate"),
@@ -122,7 +125,9 @@ def _cells(samples: Sequence[Row], label: str, temperature: float, column: str) 
     return {key: sum(v) / len(v) for key, v in found.items()}
 
 
-def _paired(before: Mapping[str, float], after: Mapping[str, float], n: int, rng: np.random.Generator) -> dict[str, Any]:
+def _paired(
+    before: Mapping[str, float], after: Mapping[str, float], n: int, rng: np.random.Generator
+) -> dict[str, Any]:
     """Mean before, mean after, difference with its interval, over the prompts that both have."""
     keys = sorted(before.keys() & after.keys())
     if not keys:
@@ -139,7 +144,9 @@ def _paired(before: Mapping[str, float], after: Mapping[str, float], n: int, rng
     }
 
 
-def _validation(samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+def _validation(
+    samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator
+) -> dict[str, Any]:
     """Judged reward and success by rule on held-out prompts, at the training temperature."""
     first, n = config["validation"]["temperatures"][0], config["validation"]["bootstrap"]
     return {
@@ -150,7 +157,9 @@ def _validation(samples: Sequence[Row], config: Mapping[str, Any], rng: np.rando
     }
 
 
-def _sharpening(samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+def _sharpening(
+    samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator
+) -> dict[str, Any]:
     """Success by rule at every temperature, and the trained model against the best untrained temperature."""
     temperatures, n = config["validation"]["temperatures"], config["validation"]["bootstrap"]
     rows = []
@@ -191,7 +200,9 @@ def _rubrics(rows: Sequence[Row]) -> dict[str, Any]:
             "n_criteria": len(criteria) / max(1, sum(valid.values())) if valid else None,
             "grounded_frac": _share(criteria, "grounded"),
             "specific_frac": _share(criteria, "specific"),
-            "distinct_frac": len({str(r["criterion"]) for r in criteria}) / len(criteria) if criteria else None,
+            "distinct_frac": len({str(r["criterion"]) for r in criteria}) / len(criteria)
+            if criteria
+            else None,
         }
     shared = sorted(texts[UNTRAINED].keys() & texts[TRAINED].keys())[:3]
     result["texts"] = [
@@ -206,7 +217,10 @@ def _share(rows: Sequence[Row], column: str) -> float | None:
 
 def _judge(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """AUCs and attack scores: `before` on untrained, `after` on trained responses."""
-    seen = [{k.removeprefix("race/judge/"): v for k, v in m.items() if k.startswith("race/judge/")} for m in metrics]
+    seen = [
+        {k.removeprefix("race/judge/"): v for k, v in m.items() if k.startswith("race/judge/")}
+        for m in metrics
+    ]
     found = [s for s in seen if s]
     before = found[0] if found else {}
     return {

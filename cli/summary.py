@@ -45,7 +45,8 @@ def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
         print(f"  {health['deferred_switches']} switches were deferred for want of pool entries.")
     if health["trqc_first_saturated"]:
         print(
-            f"  TRQC was held at a bound in {health['trqc_saturated_steps']} steps, first at {health['trqc_first_saturated']}."
+            f"  TRQC was held at a bound in {health['trqc_saturated_steps']} steps, "
+            f"first at {health['trqc_first_saturated']}."
         )
     if health["cost_mismatch"]:
         print(

@@ -27,20 +27,30 @@ class Section(BaseModel):
 class RunConfig(Section):
     """What to run, how long, where it lands."""
 
-    name: str = Field(description="Name of the run; empty: made from method, variant and seed.", max_length=80)
+    name: str = Field(
+        description="Name of the run; empty: made from method, variant and seed.", max_length=80
+    )
     root: str = Field(description="Folder of all runs; empty: $RACELAB_HOME/runs, else ./runs.")
     seed: int = Field(ge=0, lt=2**31)
     policy_updates: Count = Field(description="Budget: policy steps. Rubric steps come on top (RACE App. D).")
-    max_steps: int | None = Field(ge=1, description="Hard limit on policy and rubric steps together; null: none.")
+    max_steps: int | None = Field(
+        ge=1, description="Hard limit on policy and rubric steps together; null: none."
+    )
     threads: int = Field(ge=0, description="CPU threads of the compute library; 0: all cores.")
-    samples_every: Count = Field(description="Keep generated texts of every n-th step in the `samples` table.")
+    samples_every: Count = Field(
+        description="Keep generated texts of every n-th step in the `samples` table."
+    )
 
 
 class ModelConfig(Section):
     """The trained model: policy and rubric generator share its weights (RACE §5)."""
 
-    source: str = Field(min_length=1, description="smollm2-135m (ships with the setup), a folder, or a hub name.")
-    sha256: str | None = Field(description="Expected SHA-256 of the weights; null: whatever is found is recorded.")
+    source: str = Field(
+        min_length=1, description="smollm2-135m (ships with the setup), a folder, or a hub name."
+    )
+    sha256: str | None = Field(
+        description="Expected SHA-256 of the weights; null: whatever is found is recorded."
+    )
     revision: str | None = Field(description="Hub revision; null: the default branch.")
     engine: Literal["auto", "fast", "plain"]
     compute_dtype: Literal["bfloat16", "float32"]
@@ -51,7 +61,9 @@ class ModelConfig(Section):
 class JudgeCommon(Section):
     """The frozen judge J of Eq 2."""
 
-    source: str = Field(min_length=1, description="`policy`: the untrained policy, frozen; or as model.source.")
+    source: str = Field(
+        min_length=1, description="`policy`: the untrained policy, frozen; or as model.source."
+    )
     sha256: str | None
     revision: str | None
 
@@ -76,7 +88,9 @@ class LikelihoodJudgeConfig(JudgeCommon):
     @model_validator(mode="after")
     def _weights(self) -> LikelihoodJudgeConfig:
         if self.likelihood_weight + self.relevance_weight == 0.0:
-            raise ValueError("likelihood_weight and relevance_weight are both 0: every response would score the same")
+            raise ValueError(
+                "likelihood_weight and relevance_weight are both 0: every response would score the same"
+            )
         return self
 
 
@@ -105,7 +119,9 @@ class JsonJudgeConfig(JudgeCommon):
     max_tokens: Count
 
 
-JudgeConfig = Annotated[LikelihoodJudgeConfig | DigitJudgeConfig | JsonJudgeConfig, Field(discriminator="kind")]
+JudgeConfig = Annotated[
+    LikelihoodJudgeConfig | DigitJudgeConfig | JsonJudgeConfig, Field(discriminator="kind")
+]
 
 
 class EncoderConfig(Section):
@@ -165,7 +181,9 @@ class PoolConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> PoolConfig:
         if self.min_pool > self.capacity:
-            raise ValueError(f"min_pool {self.min_pool} is above capacity {self.capacity}: no phase could switch")
+            raise ValueError(
+                f"min_pool {self.min_pool} is above capacity {self.capacity}: no phase could switch"
+            )
         return self
 
 
@@ -236,7 +254,9 @@ class RaceConfig(Section):
     name: Literal["race"]
     variant: str = Field(min_length=1)
     prompts_per_step: Count = Field(description="N, prompts of a policy step (Table 7: batch size).")
-    entries_per_rubric_step: Count = Field(description="Pool entries of a rubric step (Algorithm 1: N_batch).")
+    entries_per_rubric_step: Count = Field(
+        description="Pool entries of a rubric step (Algorithm 1: N_batch)."
+    )
     group_size: int = Field(ge=2, description="G, responses per prompt and candidate rubrics per entry.")
     advantage_eps: Positive
     loss_normalisation: Literal["informative_groups", "token_mean", "over_all_groups"]
@@ -402,9 +422,13 @@ class Config(Section):
             ("truncated_is", b.truncated_is, None),
         ):
             if value != allowed:
-                raise ValueError(f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}")
+                raise ValueError(
+                    f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}"
+                )
         if b.gpus_per_node > 1:
-            raise ValueError(f"backend.gpus_per_node={b.gpus_per_node} needs backend=verl; local takes 0 or 1")
+            raise ValueError(
+                f"backend.gpus_per_node={b.gpus_per_node} needs backend=verl; local takes 0 or 1"
+            )
         return self
 
     @model_validator(mode="after")

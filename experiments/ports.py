@@ -45,7 +45,7 @@ class LanguageModel(Protocol):
         groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
         temperature: float = 1.0,
     ) -> list[list[FloatArray]]:
-        """log p(tail_t | prefix, tail_<t) [T] for every tail of every (prefix, tails) group."""
+        """Log p(tail_t | prefix, tail_<t) [T] for every tail of every (prefix, tails) group."""
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ class Streams:
     """The generators that a training loop draws from: `sampling` (tokens) and `pool` (entries, random phases)."""
 
     def __init__(self, seed: int) -> None:
+        """Derives the streams from the run's seed."""
         self.sampling = torch_generator(seed, "sampling")
         self.pool = numpy_generator(seed, "pool")
 

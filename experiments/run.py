@@ -98,7 +98,11 @@ def loop(
             progress.rewards.append(reward)
         hooks.show(_with_eta(record, progress))
         every = config.validation.every
-        if every and record.status["phase"] == "policy" and int(str(record.status["policy_step"])) % every == 0:
+        if (
+            every
+            and record.status["phase"] == "policy"
+            and int(str(record.status["policy_step"])) % every == 0
+        ):
             hooks.validate(record.step)
         if record.step % config.checkpoint.every == 0:
             save(store, progress, parts, tracker)

@@ -67,7 +67,10 @@ class Talk:
 class Session:
     """Runs one attempt on one folder. The caller made the folder (or found it) and keeps the inputs."""
 
-    def __init__(self, config: Config, folder: RunFolder, inputs: Inputs, talk: Talk, stop: StopRequest) -> None:
+    def __init__(
+        self, config: Config, folder: RunFolder, inputs: Inputs, talk: Talk, stop: StopRequest
+    ) -> None:
+        """Keeps the parts; nothing is opened yet."""
         self.config, self.folder, self.inputs, self.talk, self.stop = config, folder, inputs, talk, stop
         self.store = CheckpointStore(folder.path / "checkpoints", config.checkpoint.keep_last)
         self.setup_file = folder.path / "setup.json"
@@ -110,7 +113,14 @@ class Session:
             lambda step: self._glance(parts, held, tracker, step),
         )
         progress = loop(
-            self.config, method, parts, progress, tracker=tracker, store=self.store, stop=self.stop, hooks=hooks
+            self.config,
+            method,
+            parts,
+            progress,
+            tracker=tracker,
+            store=self.store,
+            stop=self.stop,
+            hooks=hooks,
         )
         step: int = progress.state.step
         if not method.done(progress.state):
@@ -254,7 +264,9 @@ class Session:
         tracker.metrics(step, validation.validation_metrics(view.rows))
 
 
-def new_run(config: Config, *, root: Path, composed_yaml: str, overrides: list[str], command: str) -> RunFolder:
+def new_run(
+    config: Config, *, root: Path, composed_yaml: str, overrides: list[str], command: str
+) -> RunFolder:
     """The folder of a new run, `run.json` first."""
     m = config.method
     name = config.run.name or f"{m.name}-{m.variant}-{config.preset}-s{config.run.seed}"

@@ -14,6 +14,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
+        """Nobody has asked yet."""
         self.signum = 0
         self._before: dict[int, object] = {}
 

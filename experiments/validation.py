@@ -60,7 +60,9 @@ def hold_rubrics(prompts: Sequence[Prompt], untrained: Generator, seed: int, tri
 def at_temperature(model: Generator, temperature: float) -> Generator:
     """The same roles, responses sampled at another temperature."""
     response = replace(model.settings.response, temperature=temperature)
-    return Generator(model.model, templates=model.templates, settings=replace(model.settings, response=response))
+    return Generator(
+        model.model, templates=model.templates, settings=replace(model.settings, response=response)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +188,7 @@ def report_on_judge(judge: Judge, held: HeldOut, view: View) -> dict[str, float]
     return judge_report(judge, _items(held, view, held.rubrics), _outcomes(held, view))
 
 
-def ranking(
-    judge: Judge, held: HeldOut, view: View, rubrics: Sequence[Rubric | None]
-) -> dict[str, float]:
+def ranking(judge: Judge, held: HeldOut, view: View, rubrics: Sequence[Rubric | None]) -> dict[str, float]:
     """How well the judge ranks the same responses under other rubrics.
 
     Returns:

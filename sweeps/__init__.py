@@ -1,1 +1,1 @@
-"""."""
+"""Empty on purpose: import the modules."""

@@ -23,7 +23,6 @@ from racelab.experiments.data.window import WindowReport, fit_window
 from racelab.experiments.types import Prompt
 
 
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What a reader found. `heldout` is a validation split of the source's own, None if it has none."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from racelab.experiments.checkpoint import CheckpointStore
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import read_spool
 
@@ -47,7 +49,9 @@ def remembered(run: RunFolder) -> list[tuple[Any, ...]]:
     found = []
     for record in read_spool(run):
         if record["kind"] == "metrics":
-            values = {k: v for k, v in record["values"].items() if "/time/" not in k and "tokens_per_s" not in k}
+            values = {
+                k: v for k, v in record["values"].items() if "/time/" not in k and "tokens_per_s" not in k
+            }
             found.append(("metrics", record["step"], sorted(values.items())))
         elif record["kind"] == "rows":
             found.append((record["table"], record["step"], json.dumps(record["rows"], sort_keys=True)))
@@ -65,28 +69,52 @@ def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder
     return only_run(root)
 
 
+PROMISED = [
+    "run.json",
+    "attempts.json",
+    "config/composed.yaml",
+    "config/overrides.json",
+    "env/environment.json",
+    "setup.json",
+    "summary.json",
+    "manifest.json",
+    "spool/1.jsonl",
+    "tables/groups.parquet",
+    "tables/phases.parquet",
+    "tables/samples.parquet",
+    "tables/rubric_groups.parquet",
+    "tables/val_examples.parquet",
+    "tables/rubric_probe.parquet",
+]
+
+
 def test_a_run_leaves_everything_it_promises(finished: RunFolder):
     assert finished.status() == "finished"
-    for name in (
-        "run.json attempts.json config/composed.yaml config/overrides.json env/environment.json setup.json "
-        "summary.json manifest.json spool/1.jsonl tables/groups.parquet tables/phases.parquet "
-        "tables/samples.parquet tables/rubric_groups.parquet tables/val_examples.parquet "
-        "tables/rubric_probe.parquet"
-    ).split():
+    for name in PROMISED:
         assert (finished.path / name).is_file(), name
     summary = json.loads((finished.path / "summary.json").read_text())
-    assert [(p["kind"], p["length"]) for p in summary["phases"]][:3] == [("policy", 3), ("rubric", 2), ("policy", 3)]
+    assert [(p["kind"], p["length"]) for p in summary["phases"]][:3] == [
+        ("policy", 3),
+        ("rubric", 2),
+        ("policy", 3),
+    ]
     assert summary["health"]["cost_mismatch"] == 0
     assert summary["steps"] == {"policy": 8, "rubric": 4}
 
 
-def test_the_summary_for_people_names_the_next_command(finished: RunFolder, capsys: pytest.CaptureFixture[str]):
+def test_the_summary_for_people_names_the_next_command(
+    finished: RunFolder, capsys: pytest.CaptureFixture[str]
+):
     from racelab.cli.summary import print_summary
 
     summary = json.loads((finished.path / "summary.json").read_text())
     print_summary(summary, {"wall_s": 60.0, "peak_gib": 1.0}, finished)
     text = capsys.readouterr().out
-    for part in ("8 policy and 4 rubric updates", "Is it only sharpening?", f"racelab show {finished.run_id}"):
+    for part in (
+        "8 policy and 4 rubric updates",
+        "Is it only sharpening?",
+        f"racelab show {finished.run_id}",
+    ):
         assert part in text
 
 
@@ -151,7 +179,9 @@ def test_sigterm_saves_says_how_to_go_on_and_the_resumed_run_is_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_sigkill_at_a_random_moment_changes_nothing(finished: RunFolder, model: Path, tmp_path: Path, seed: int):
+def test_sigkill_at_a_random_moment_changes_nothing(
+    finished: RunFolder, model: Path, tmp_path: Path, seed: int
+):
     whole = sum(p.read_bytes().count(b"\n") for p in (finished.path / "spool").glob("*.jsonl"))
     moment = random.Random(seed).randrange(1, whole)
     process = start(["train", *overrides(model, tmp_path)])
@@ -198,7 +228,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(case: str, model: Path, tmp_pa
     changes, part = BAD[case]
     more = {k: str(v).replace("{tmp}", str(tmp_path)) for k, v in changes.items()}
     if more.get("data") == "file":
-        words = [w for w in overrides(model, tmp_path / "runs", **more)]
+        words = list(overrides(model, tmp_path / "runs", **more))
     else:
         words = overrides(model, tmp_path / "runs", **more)
     done = racelab("train", *words)
@@ -207,7 +237,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(case: str, model: Path, tmp_pa
     assert len(errors) == 1, done.stderr
     assert part in errors[0]
     assert "Traceback" not in done.stderr
-    left = [p for p in (tmp_path / "runs").glob("*/run.json")]
+    left = list((tmp_path / "runs").glob("*/run.json"))
     assert all(json.loads(p.read_text())["status"] == "failed" for p in left)
 
 
@@ -249,5 +279,7 @@ def test_a_disk_without_space_for_a_checkpoint_fails_in_one_line(model: Path, tm
     assert done.returncode == 1, done.stderr
     assert len(errors) == 1
     run = only_run(tmp_path / "runs")
-    assert not list((run.path / "checkpoints").glob("*"))
     assert run.status() == "failed"
+    store = CheckpointStore(run.path / "checkpoints")
+    assert [p.name for p in store.folder.iterdir() if not p.name.startswith("step-")] == []
+    assert all(store.load(step).step == step for step in store.steps())

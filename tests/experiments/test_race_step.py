@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from racelab.configs.compose import compose
 from racelab.experiments.methods.race.phase import PhaseKind
 from racelab.experiments.methods.race.state import RaceState
@@ -39,7 +40,9 @@ def sample(text: str, n: int = 3) -> Sample:
 class World:
     """Scripted models: every rollout group gets the next scripted rewards, every rubric pair the next margin."""
 
-    def __init__(self, rewards: Sequence[Sequence[float]] = (), pairs: Sequence[tuple[float, float]] = ()) -> None:
+    def __init__(
+        self, rewards: Sequence[Sequence[float]] = (), pairs: Sequence[tuple[float, float]] = ()
+    ) -> None:
         self.rewards = list(rewards)
         self.pairs = list(pairs)
         self.batches: list[TokenBatch] = []
@@ -134,7 +137,11 @@ def test_only_informative_groups_train_and_failures_enter_the_pool():
     assert [g.prefix for g in batch.groups] == [(7, 0)]
     assert [len(g.samples) for g in batch.groups] == [G]
     (entry,) = state.pool.entries
-    assert (entry.prompt.prompt_id, entry.preferred.text[:8], entry.rejected.text[:8]) == ("p1", "answer 1", "answer 0")
+    assert (entry.prompt.prompt_id, entry.preferred.text[:8], entry.rejected.text[:8]) == (
+        "p1",
+        "answer 1",
+        "answer 0",
+    )
     assert entry.margin == pytest.approx(0.02)
     assert record.metrics["race/route/informative_frac"] == 0.5
     assert record.metrics["race/route/rubric_failed_frac"] == 0.5

@@ -39,7 +39,8 @@ def policy_costs(
     """The `cost/calls` metrics of a policy update."""
     n, g = config.prompts_per_step, config.group_size
     trained = [
-        r is Route.INFORMATIVE or (not config.routing.mask_uninformative and r is not Route.INVALID) for r in routes
+        r is Route.INFORMATIVE or (not config.routing.mask_uninformative and r is not Route.INVALID)
+        for r in routes
     ]
     measured = {
         "policy_gen": sum(len(group.responses) for group in groups),

@@ -36,6 +36,7 @@ class Clock:
     """Seconds of the parts of a step; never part of a state, so that runs stay comparable bit by bit."""
 
     def __init__(self) -> None:
+        """Starts."""
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
 
@@ -115,7 +116,11 @@ def policy_record(
         "phases": [phase_row(event.ended)] if event.ended else [],
     }
     counts = {r.value: sum(x is r for x in routes) for r in Route}
-    status = {**_status(before, after, metrics, event, seconds), "routes": counts, "q_target": config.trqc.q_target}
+    status = {
+        **_status(before, after, metrics, event, seconds),
+        "routes": counts,
+        "q_target": config.trqc.q_target,
+    }
     return StepRecord(after.step, _known(metrics), tables, status)
 
 
@@ -323,7 +328,14 @@ def _sample_row(
 def _policy_samples(step: int, groups: Sequence[RolloutGroup]) -> list[dict[str, object]]:
     return [
         _sample_row(
-            step, j, i, "policy", g.prompt.text, y, g.rubric.text if g.rubric else g.rubric_sample.text, float(r)
+            step,
+            j,
+            i,
+            "policy",
+            g.prompt.text,
+            y,
+            g.rubric.text if g.rubric else g.rubric_sample.text,
+            float(r),
         )
         for j, g in enumerate(groups)
         for i, (y, r) in enumerate(zip(g.responses, g.rewards, strict=True))
@@ -365,7 +377,9 @@ def _status(
     rubric = before.phase.kind is PhaseKind.RUBRIC
     happened = ""
     if event.ended is not None:
-        happened = f"{event.ended.kind.value} phase of {event.ended.length} steps ended by {event.ended.end_reason}"
+        happened = (
+            f"{event.ended.kind.value} phase of {event.ended.length} steps ended by {event.ended.end_reason}"
+        )
     elif event.deferred_switch:
         happened = f"switch deferred: {len(after.pool)} entries in the pool"
     return {

@@ -36,7 +36,10 @@ from racelab.experiments.types import JudgeItem, JudgeScores, PoolEntry, Rollout
 class Race:
     """RACE over given parts. Holds no state of its own: `step` maps a state to the next one and a record."""
 
-    def __init__(self, config: schema.RaceConfig, parts: Parts, *, policy_updates: int, max_steps: int | None) -> None:
+    def __init__(
+        self, config: schema.RaceConfig, parts: Parts, *, policy_updates: int, max_steps: int | None
+    ) -> None:
+        """Reads the settings once; `policy_updates` is the budget, `max_steps` a hard limit on all steps."""
         self.config = config
         self.parts = parts
         self.policy_updates = policy_updates
@@ -88,7 +91,8 @@ class Race:
         ]
         clock.lap("judge_s")
         seen = [
-            signals(g.rewards, [y.text for y in g.responses], g.embeddings, cfg.routing.eps_tie) for g in groups
+            signals(g.rewards, [y.text for y in g.responses], g.embeddings, cfg.routing.eps_tie)
+            for g in groups
         ]
         routes = [self.route(s, state.thresholds) for s in seen]  # Eqs 5-9
         pool = state.pool.push(self._pool_entries(groups, routes, state))  # Eqs 10-11
@@ -212,5 +216,3 @@ class Race:
         """Eq 15 as [N, G]: the judge's two scores per candidate, y⁺ first."""
         pairs = np.array(scored.scores, dtype=np.float64).reshape(n_entries, self.config.group_size, 2)
         return new_margins(pairs[..., 0], pairs[..., 1])
-
-
