@@ -20,7 +20,8 @@ _COMPACT = 0.8  # a larger one when at most this share of its rows is still live
 class FastStepper:
     """Decodes rows whose prefixes are right-aligned, so that all rows write to the same cache slot.
 
-    keys, values [layers, rows, kv, slots, d]; mask [rows, slots] hides the slots left of a prefix. The cache
+    keys [layers, rows, kv, d, slots] are held transposed (the product with one query is then twice as fast in
+    bf16), values [layers, rows, kv, slots, d]; mask [rows, slots] hides the slots left of a prefix. The cache
     grows by blocks. Finished rows leave it at once if it is small; in a large one they are carried along
     until a fifth of the rows are done, because every compaction copies the cache.
     """
@@ -35,9 +36,9 @@ class FastStepper:
         lengths = [len(p) for p in prefixes]
         self._used, self._limit = max(lengths), max(lengths) + room
         slots = min(self._used + _GROW, self._limit)
-        shape = (s.layers, len(owner), s.kv_heads, slots, s.head_dim)
-        self._k = torch.zeros(shape, dtype=m.dtype, device=m.device)
-        self._v = torch.zeros(shape, dtype=m.dtype, device=m.device)
+        shape = (s.layers, len(owner), s.kv_heads)
+        self._k = torch.zeros(*shape, s.head_dim, slots, dtype=m.dtype, device=m.device)
+        self._v = torch.zeros(*shape, slots, s.head_dim, dtype=m.dtype, device=m.device)
         owner = owner.to(m.device)
         size = torch.tensor(lengths, device=m.device)
         self._position = size[owner]
@@ -57,7 +58,7 @@ class FastStepper:
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             for j, (end, n) in enumerate(zip(ends.tolist(), lengths, strict=True)):
                 slot = slice(self._used - n, self._used)
-                self._k[i, rows_of[j], :, slot] = k[end - n : end].transpose(0, 1)
+                self._k[i, rows_of[j], :, :, slot] = k[end - n : end].permute(1, 2, 0)
                 self._v[i, rows_of[j], :, slot] = v[end - n : end].transpose(0, 1)
             return attention.attend(q, k, v, batch.buckets, keep=False)[0]
 
@@ -70,25 +71,22 @@ class FastStepper:
     def step(self, tokens: Tensor) -> Tensor:
         """See `Stepper.step`."""
         m, s = self._m, self._m.spec
-        if self._used == self._k.shape[3]:
+        if self._used == self._v.shape[3]:
             self._grow()
         if len(tokens) < len(self._position):  # finished rows are still in the cache: feed them anything
             tokens = torch.zeros_like(self._position).index_copy_(0, self._index, tokens)
         n, slot = len(tokens), self._used
         self._used += 1
-        mask = self._mask[:, None, None, : self._used].expand(n, 1, s.group, self._used)
+        mask = self._mask[:, None, None, : self._used]
         cos, sin = m.rotary(self._position)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self._k[i], self._v[i]
-            keys[:, :, slot], values[:, :, slot] = k, v
-            out = F.scaled_dot_product_attention(
-                q.reshape(n, s.kv_heads, s.group, s.head_dim),
-                keys[:, :, : self._used],
-                values[:, :, : self._used],
-                attn_mask=mask,
-            )
-            return out.reshape(n, s.heads * s.head_dim)
+            keys[..., slot], values[:, :, slot] = k, v
+            q = (q * s.head_dim**-0.5).view(n, s.kv_heads, s.group, s.head_dim)
+            scores = torch.matmul(q, keys[..., : self._used]).add_(mask)
+            out = torch.matmul(torch.softmax(scores, -1), values[:, :, : self._used])
+            return out.view(n, s.heads * s.head_dim)
 
         x = m.emb[tokens]
         for i in range(s.layers):
@@ -104,11 +102,11 @@ class FastStepper:
         if self._k.numel() > _SMALL and len(self._index) > _COMPACT * len(self._position):
             return
         used = slice(0, self._used)
-        self._k, self._v = self._k[:, self._index, :, used], self._v[:, self._index, :, used]
+        self._k, self._v = self._k[:, self._index, :, :, used], self._v[:, self._index, :, used]
         self._mask, self._position = self._mask[self._index], self._position[self._index]
         self._index = torch.arange(len(self._index), device=rows.device)
 
     def _grow(self) -> None:
         """More slots: a half more, at least a block, never beyond what the longest row may need."""
         extra = min(max(_GROW, self._used // 2), self._limit - self._used)
-        self._k, self._v = F.pad(self._k, (0, 0, 0, extra)), F.pad(self._v, (0, 0, 0, extra))
+        self._k, self._v = F.pad(self._k, (0, extra)), F.pad(self._v, (0, 0, 0, extra))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,7 +76,6 @@ class FastModel:
         """
         self.spec, self.dtype, self.device, self.train_from = spec, dtype, device, train_from
         self.masters: dict[str, Tensor] = {}
-        self._frozen: dict[str, Tensor] = {}
         for name, value in weights.items():
             if train_from is not None and _trained(name, train_from):
                 # a copy even if the type fits: masters change in place
@@ -129,7 +129,7 @@ class FastModel:
         """The present weights as a frozen model. Packed weights are shared; masters in float32 are cloned."""
         copy = object.__new__(FastModel)
         copy.spec, copy.dtype, copy.device, copy.train_from = self.spec, self.dtype, self.device, None
-        copy.masters, copy._frozen, copy._rotary = {}, {}, self._rotary
+        copy.masters, copy._rotary = {}, self._rotary
         copy.emb, copy.norm, copy.head, copy.layers = self.emb, self.norm, self.head, list(self.layers)
         if not self.spec.tied:
             copy.head_weight = self.head_weight
@@ -235,13 +235,12 @@ class FastModel:
             last = x[batch.rows]
             h = kernels.rms_norm(last, self.norm, s.eps)
             weight = self.emb if s.tied else self.head_weight
-            master = self.masters.get("emb" if s.tied else "head")
-            grad = None if master is None else _grad(master)
-            lp, dh = head_backward(
-                h, self.head, weight, batch.targets, temperature, coefficient(ref_lp), grad
-            )
+            name = "emb" if s.tied else "head"
+            add = partial(self._accumulate, name) if name in self.masters else None
+            c = coefficient(ref_lp)
+            lp, dh = head_backward(h, self.head, weight, batch.targets, temperature, c, add)
             dlast, dw = kernels.rms_norm_grad(dh, last, self.norm, s.eps)
-            _grad(self.masters["norm"]).add_(dw)
+            self._accumulate("norm", dw)
             dx = torch.zeros_like(x)
             dx[batch.rows] = dlast
             self._backward(dx, batch, tape)
@@ -272,7 +271,10 @@ class FastModel:
                 i, dx, cos, -sin, batch, tape.pop(), lowest=i == first and "emb" not in self.masters
             )
         if "emb" in self.masters:
-            _grad(self.masters["emb"]).index_add_(0, batch.ids, dx.float())
+            emb = self.masters["emb"]
+            if emb.grad is None:  # an untied head has left none
+                emb.grad = torch.zeros_like(emb)
+            emb.grad.index_add_(0, batch.ids, dx.float())
 
     def _block_grad(
         self, i: int, dz: Tensor, cos: Tensor, minus_sin: Tensor, batch: Packed, t: _Tape, *, lowest: bool
@@ -312,12 +314,20 @@ class FastModel:
 
     def _linear_grad(self, i: int, part: str, g: Tensor, x: Tensor) -> Tensor:
         """Add gᵀ x to the weight's gradient and return g W."""
-        master = self.masters[f"{i}.{part}"]
-        _grad(master).add_(g.t() @ x)
-        return g @ master.to(self.dtype)
+        name = f"{i}.{part}"
+        self._accumulate(name, g.t() @ x)
+        return g @ self.masters[name].to(self.dtype)
+
+    def _accumulate(self, name: str, value: Tensor) -> None:
+        """Add to a master's float32 gradient."""
+        master = self.masters[name]
+        if master.grad is None:
+            master.grad = value.float()
+        else:
+            master.grad.add_(value)
 
     def _add(self, i: int, part: str, value: Tensor) -> None:
-        _grad(self.masters[f"{i}.{part}"]).add_(value)
+        self._accumulate(f"{i}.{part}", value)
 
 
 def _trained(name: str, train_from: int) -> bool:
@@ -325,13 +335,6 @@ def _trained(name: str, train_from: int) -> bool:
     if name in ("emb", "head"):
         return train_from == 0
     return name == "norm" or int(name.split(".")[0]) >= train_from
-
-
-def _grad(master: Tensor) -> Tensor:
-    """The master's gradient, made of zeros if there is none yet."""
-    if master.grad is None:
-        master.grad = torch.zeros_like(master)
-    return master.grad
 
 
 # ---- loading and saving --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor
 from racelab.experiments.backends.local.kernels import Linear
 
 _CHUNK = 256  # tokens whose logits exist at the same time (in the compute type)
+_PIECE = 512  # tokens whose logits' gradients exist at the same time; a multiple of the chunk
 _BLOCK = 16  # tokens whose logits exist in float32, small enough for the cache
 
 Coefficient = Callable[[Tensor, slice], Tensor]
@@ -98,7 +99,7 @@ def head_backward(
     targets: Tensor,
     temperature: float,
     coefficient: Coefficient,
-    weight_grad: Tensor | None,
+    add_weight_grad: Callable[[Tensor], None] | None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs, and the gradient of a loss of them, chunk by chunk.
 
@@ -111,24 +112,30 @@ def head_backward(
         targets: [n].
         temperature: divides the logits.
         coefficient: gives c for a chunk from its log-probs.
-        weight_grad: [vocab, width] float32, added to; None if the head is frozen.
+        add_weight_grad: receives pieces of d loss / d weight [vocab, width]; None if the head is frozen.
 
     Returns:
         log-probs [n] float32 and d loss / d h [n, width].
     """
     logp = torch.empty(h.shape[0], dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
-    for a in range(0, h.shape[0], _CHUNK):
-        chunk = h[a : a + _CHUNK]
-        logits = head(chunk)
-        for i in range(0, logits.shape[0], _BLOCK):
-            rows = slice(a + i, min(a + i + _BLOCK, h.shape[0]))
-            lp, e, total = _block(logits[i : i + _BLOCK], targets[rows], temperature)
-            logp[rows] = lp
-            c = (coefficient(lp, rows) / temperature)[:, None]
-            e.mul_(-c / total[:, None]).scatter_add_(1, targets[rows, None], c)
-            logits[i : i + _BLOCK] = e
-        dh[a : a + _CHUNK] = logits @ weight
-        if weight_grad is not None:
-            weight_grad += logits.t() @ chunk
+    n = h.shape[0]
+    # One buffer for the logits' gradient, filled by several calls of the head: the fewer pieces the weight's
+    # gradient has, the less often that large matrix is read and written.
+    buffer = torch.empty(min(n, _PIECE), weight.shape[0], dtype=h.dtype, device=h.device)
+    for start in range(0, n, _PIECE):
+        piece = h[start : start + _PIECE]
+        grad = buffer[: piece.shape[0]]
+        for a in range(0, piece.shape[0], _CHUNK):
+            logits = head(piece[a : a + _CHUNK])
+            for i in range(0, logits.shape[0], _BLOCK):
+                rows = slice(start + a + i, min(start + a + i + _BLOCK, start + a + _CHUNK, n))
+                lp, e, total = _block(logits[i : i + _BLOCK], targets[rows], temperature)
+                logp[rows] = lp
+                c = (coefficient(lp, rows) / temperature)[:, None]
+                e.mul_(-c / total[:, None]).scatter_add_(1, targets[rows, None], c)
+                grad[a + i : a + i + _BLOCK] = e
+        dh[start : start + _PIECE] = grad @ weight
+        if add_weight_grad is not None:
+            add_weight_grad(grad.t() @ piece)
     return logp, dh

@@ -112,6 +112,7 @@ class PlainStepper:
     def __init__(self, model: PlainModel) -> None:
         """Decode with `model`."""
         self._m = model
+        self._cache: Any = None
 
     def start(self, prefixes: Sequence[Sequence[int]], owner: Tensor, room: int) -> Tensor:
         """See `Stepper.start`."""
@@ -122,7 +123,7 @@ class PlainStepper:
             ids[r, width - len(prefix) :], mask[r, width - len(prefix) :] = torch.tensor(list(prefix)), 1
         device = self._m.device
         out = self._m.call(ids.to(device), mask.to(device), last=1)
-        self._cache: Any = getattr(out, self._m.cache_name, None)
+        self._cache = getattr(out, self._m.cache_name, None)
         if not hasattr(self._cache, "batch_select_indices"):
             raise ModelError("this model's cache cannot be split by rows; use engine 'fast' or another model")
         owner = owner.to(device)
