@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from racelab.experiments.backends.local import attention, kernels
@@ -146,7 +147,7 @@ class FastModel:
     # ---- forward -------------------------------------------------------------------------------------
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin [n, 1, head_dim / 2] at `positions`."""
+        """Cos and signed sin [n, 1, head_dim] at `positions`."""
         need = int(positions.max()) + 1 if positions.numel() else 1
         if need > self._rotary[0].shape[0]:
             length = min(max(need, 2 * self._rotary[0].shape[0]), max(need, self.spec.window))
@@ -284,9 +285,10 @@ class FastModel:
         With `lowest` nobody needs the input's gradient.
         """
         s, w = self.spec, self.layers[i]
-        dgu = kernels.gated_silu_grad(
-            self._linear_grad(i, "down", dz, kernels.gated_silu(t.gate_up)), t.gate_up
-        )
+        gate, up = t.gate_up.chunk(2, -1)
+        silu = F.silu(gate)
+        dh = self._linear_grad(i, "down", dz, silu * up)
+        dgu = kernels.gated_silu_grad(dh, t.gate_up, silu)
         dn2 = self._linear_grad(i, "gu", dgu, kernels.rms_norm(t.y, w.n2, s.eps))
         dy, dw = kernels.rms_norm_grad(dn2, t.y, w.n2, s.eps)
         self._add(i, "n2", dw)

@@ -87,23 +87,20 @@ def rms_norm_grad(g: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 def rotary_table(
     theta: float, head_dim: int, length: int, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor]:
-    """Cos and sin [length, head_dim / 2] of position · theta^(-2j / head_dim)."""
+    """Cos and signed sin [length, head_dim] of position * theta^(-2j / head_dim), laid out for `rotate`."""
     inverse = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse[None]
-    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1).to(device, dtype), torch.cat([-sin, sin], -1).to(device, dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the two-halves order.
+    """Rotary embedding in the two-halves order: (a, b) -> (a cos - b sin, b cos + a sin).
 
-    x [n, heads, head_dim]; cos, sin [n, 1, head_dim / 2]. The gradient is the same call with -sin.
+    x [n, heads, head_dim]; cos and signed sin [n, 1, head_dim]. The gradient is the same call with -sin.
     """
     half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.mul(a, cos, out=out[..., :half]).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=out[..., half:]).addcmul_(a, sin)
-    return out
+    return torch.addcmul(x * cos, torch.cat([x[..., half:], x[..., :half]], -1), sin)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
@@ -112,11 +109,12 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def gated_silu_grad(g: Tensor, gate_up: Tensor) -> Tensor:
-    """Gradient of `gated_silu` in one [n, 2·ffn] tensor."""
+def gated_silu_grad(g: Tensor, gate_up: Tensor, silu: Tensor) -> Tensor:
+    """Gradient of `gated_silu` in one [n, 2·ffn] tensor; `silu` is silu(gate), computed before."""
     gate, up = gate_up.chunk(2, -1)
     out = torch.empty_like(gate_up)
     d_gate, d_up = out.chunk(2, -1)
-    torch.mul(F.silu(gate), g, out=d_up)
-    d_gate.copy_(torch.ops.aten.silu_backward(g * up, gate))
+    torch.mul(silu, g, out=d_up)
+    torch.mul(g, up, out=d_gate)
+    torch.ops.aten.silu_backward.grad_input(d_gate, gate, grad_input=d_gate)
     return out
