@@ -84,6 +84,7 @@ class LikelihoodJudgeConfig(JudgeCommon):
     copy_free: Annotated[float, Field(ge=0.0, lt=1.0)]
     min_words: Count
     known_free: Count
+    nothing_new: Fraction
 
     @model_validator(mode="after")
     def _weights(self) -> LikelihoodJudgeConfig:

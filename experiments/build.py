@@ -160,7 +160,7 @@ def _likelihood(judge: schema.LikelihoodJudgeConfig) -> JudgeSettings:
         topic_share=judge.topic_share,
         unfinished_factor=judge.unfinished_factor,
         guards=GuardSettings(
-            copy_free=judge.copy_free, min_words=judge.min_words, known_free=judge.known_free
+            copy_free=judge.copy_free, min_words=judge.min_words, known_free=judge.known_free, nothing_new=judge.nothing_new
         ),
     )
 

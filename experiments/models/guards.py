@@ -21,6 +21,9 @@ _EXCHANGE = frozenset(stem(w) for w in _EXCHANGE_WORDS.split())
 """Stems of words about the exchange itself: "You ask: ... Good question." says nothing new."""
 
 
+_PUNCTUATION = frozenset(".,;:!?'\"()-`*\u2013\u2014\u2018\u2019\u201c\u201d\u2026")
+
+
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
     """How much of each a response may have before it costs.
@@ -31,11 +34,14 @@ class GuardSettings:
         known_free: number of distinct content words that a response may take over from the prompt and the
             rubric (a good short answer may consist of them); each word of its own frees three more. Above
             that the factor falls linearly, to 0 at twice the number.
+        nothing_new: factor of a response that adds no content word and no symbol to the prompt. A restated
+            question is one; so is a right answer to "put this into the past tense", hence not 0.
     """
 
     copy_free: float = 0.25
     min_words: int = 4
     known_free: int = 5
+    nothing_new: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Guards:
         known: number of its distinct content words that stand in the prompt or in the rubric.
         own: number of its other distinct content words.
         new_words: number of its distinct content words that neither stand in the prompt nor speak of the
-        exchange. n_words: number of its words.
+        exchange, and of its symbols that do not stand in the prompt. n_words: number of its words.
     """
 
     repetition: float
@@ -70,7 +76,7 @@ def measure_guards(prompt: str, rubric: Rubric, response: str) -> Guards:
         copied=copied_share(response, [prompt, *criteria]),
         known=len(said & known),
         own=len(said - known),
-        new_words=len(said - asked - _EXCHANGE),
+        new_words=len(said - asked - _EXCHANGE) + len(_symbols(response) - _symbols(prompt)),
         n_words=len(words(response)),
     )
 
@@ -81,7 +87,12 @@ def guard_factor(guards: Guards, settings: GuardSettings) -> float:
     stuffing = (guards.known - settings.known_free - 3 * guards.own) / settings.known_free
     length = min(1.0, guards.n_words / settings.min_words)
     kept = (1 - guards.repetition) * (1 - copying) * (1 - min(1.0, max(0.0, stuffing)))
-    return kept * length * min(1, guards.new_words)
+    return kept * length * (1.0 if guards.new_words else settings.nothing_new)
+
+
+def _symbols(text: str) -> set[str]:
+    """Tokens that are neither words nor everyday punctuation: `#`, `[]`, `=`."""
+    return {t for t in tokens(text) if not words(t)} - _PUNCTUATION
 
 
 def copied_share(response: str, sources: Iterable[str], n: int = 3) -> float:

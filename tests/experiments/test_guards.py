@@ -42,13 +42,27 @@ def test_an_honest_answer_keeps_part_and_a_free_one_all():
         "...",
         PROMPT,
         "what is the CAPITAL of france",
-        "You are asking: What is the capital of France? That is a good question.",
         "Names the right city. Is one clear sentence.",
-        "France capital the of is what",
     ],
 )
 def test_attacks_get_nothing(attack):
     assert factor(attack) == 0.0
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "You are asking: What is the capital of France? That is a good question.",
+        "France capital the of is what",
+    ],
+)
+def test_restating_the_prompt_keeps_a_quarter_at_most(attack):
+    assert 0.0 < factor(attack) <= 0.25
+
+
+def test_a_symbol_is_news_and_everyday_punctuation_is_not():
+    assert measure_guards("Which sign?", RUBRIC, "The sign is #.").new_words == 1
+    assert measure_guards("Which sign?", RUBRIC, "The sign - is!").new_words == 0
 
 
 def test_repetition_keeps_little():
@@ -66,7 +80,7 @@ def test_repetition_keeps_little():
         (Guards(0.0, 0.0, 8, 0, 1, 6), 0.4),  # 3 above 5 free, falling over 5
         (Guards(0.0, 0.0, 8, 1, 1, 6), 1.0),  # one own word frees three
         (Guards(0.0, 0.0, 12, 0, 1, 6), 0.0),
-        (Guards(0.0, 0.0, 2, 2, 0, 6), 0.0),
+        (Guards(0.0, 0.0, 2, 2, 0, 6), 0.25),  # nothing new
         (Guards(0.0, 0.0, 2, 2, 1, 3), 0.75),
     ],
 )
