@@ -52,46 +52,44 @@ def step(
 
 
 def matmul_limit(model: LocalModel, prompts: int, samples: int, tokens: int, repeats: int) -> float:
-    """Seconds that the step's matrix products alone take on this machine, best layout, nothing else.
+    """Seconds that the step's matrix products alone take on this machine, in the best layout.
 
-    Decoding: every linear layer and the head for `samples x prompts` rows, `tokens` times. Training: forward,
-    input gradient and weight gradient for all completion tokens.
+    Decoding: every layer's linear maps and the head for all rows, `tokens` times, with the real weights in
+    turn, so that they come from memory as they must. Training: forward, input gradient and weight gradient of
+    the same maps for all completion tokens. Nothing else: no prefixes, attention, norms, softmax, optimiser.
     """
-    spec = model.core.spec
+    core = model.core
     rows, n = prompts * samples, prompts * samples * tokens
-    width = spec.heads * spec.head_dim
-    shapes = [
-        (spec.width, width + 2 * spec.kv_heads * spec.head_dim),
-        (width, spec.width),
-        (spec.width, 2 * spec.ffn),
-        (spec.ffn, spec.width),
+    maps = [m for layer in core.layers for m in (layer.qkv, layer.o, layer.gu, layer.down)] + [core.head]
+    spec = core.spec
+    heads = spec.heads * spec.head_dim
+    of_layer = [
+        (heads + 2 * spec.kv_heads * spec.head_dim, spec.width),
+        (spec.width, heads),
+        (2 * spec.ffn, spec.width),
+        (spec.width, spec.ffn),
     ]
-    layer, shapes = model.core.layers[0], [*shapes, (spec.width, spec.vocab)]
-    linears = [layer.qkv, layer.o, layer.gu, layer.down, model.core.head]
-    counts = [spec.layers] * 4 + [1]
-    best = [float("inf")] * 3
+    shapes = dict(zip(maps, [*of_layer * spec.layers, (spec.vocab, spec.width)], strict=True))
+    best = float("inf")
     for _ in range(repeats):
-        spent = [0.0, 0.0, 0.0]
-        for (inner, outer), linear, count in zip(shapes, linears, counts, strict=True):
-            small = torch.randn(rows, inner, dtype=torch.bfloat16)
-            big, grad = (torch.randn(min(n, 1024), k, dtype=torch.bfloat16) for k in (inner, outer))
-            weight = torch.randn(outer, inner, dtype=torch.bfloat16)
-            share = n / min(n, 1024)
-            for k, (times, call) in enumerate(
-                [
-                    (tokens, lambda a=small, f=linear: f(a)),
-                    (share, lambda a=big, f=linear: f(a)),
-                    (share, lambda a=big, g=grad, w=weight: (g @ w, g.t() @ a)),
-                ]
-            ):
-                call()
-                start = time.perf_counter()
-                loops = 20 if k == 0 else 2
-                for _ in range(loops):
-                    call()
-                spent[k] += (time.perf_counter() - start) / loops * times * count
-        best = [min(a, b) for a, b in zip(best, spent, strict=True)]
-    return sum(best)
+        spent = 0.0
+        for count, times in ((rows, tokens), (n, 1)):
+            inputs = {k: torch.randn(count, k, dtype=torch.bfloat16) for k in {s[1] for s in shapes.values()}}
+            loops = min(times, 4)
+            start = time.perf_counter()
+            for _ in range(loops):
+                for m in maps:
+                    m(inputs[shapes[m][1]])
+            spent += (time.perf_counter() - start) / loops * times
+        for outer, inner in set(shapes.values()):
+            weight, x, g = (
+                torch.randn(*s, dtype=torch.bfloat16) for s in ((outer, inner), (n, inner), (n, outer))
+            )
+            start = time.perf_counter()
+            _ = g @ weight, g.t() @ x
+            spent += (time.perf_counter() - start) * sum(s == (outer, inner) for s in shapes.values())
+        best = min(best, spent)
+    return best
 
 
 def main() -> None:
