@@ -128,7 +128,7 @@ def growth(ours: Worker) -> list[dict[str, Any]]:
             rate = answer["tokens"] / answer["wall"]
             print(
                 f"  {key:8s} {value:5d}: step {answer['wall']:7.2f} s, generate {answer['generate']:7.2f} s, "
-                f"{rate:6.0f} tok/s, peak {answer['peak_gb']:.2f} GB",
+                f"{rate:6.0f} tok/s, peak so far {answer['peak_gb']:.2f} GB",
                 flush=True,
             )
     return rows
