@@ -149,6 +149,7 @@ class RubricConfig(SamplingConfig):
     format: Literal["lines", "json"]
     min_criteria: Count
     max_criteria: Count
+    min_grounded: int = Field(ge=0, description="Criteria that must share a content word with the prompt.")
     on_parse_failure: Literal["nan", "raw_text"]
     drop_copied_examples: bool
 
@@ -156,6 +157,8 @@ class RubricConfig(SamplingConfig):
     def _order(self) -> RubricConfig:
         if self.min_criteria > self.max_criteria:
             raise ValueError(f"min_criteria {self.min_criteria} is above max_criteria {self.max_criteria}")
+        if self.min_grounded > self.max_criteria:
+            raise ValueError(f"min_grounded {self.min_grounded} is above max_criteria {self.max_criteria}")
         return self
 
 

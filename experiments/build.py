@@ -194,6 +194,7 @@ def _generator(config: Config, model: LanguageModel) -> Generator:
         format=rubric.format,
         min_criteria=rubric.min_criteria,
         max_criteria=rubric.max_criteria,
+        min_grounded=rubric.min_grounded,
         on_parse_failure=rubric.on_parse_failure,
         copied=templates.rubric.examples if rubric.drop_copied_examples else (),
     )

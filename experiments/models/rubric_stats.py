@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from racelab.experiments.models.rubric import RubricSettings, parse_rubric
-from racelab.experiments.models.text import content_words
+from racelab.experiments.models.rubric import RubricSettings, is_grounded, parse_rubric
 
 Lexicon = Literal["evolm", "ours"]
 
@@ -71,11 +70,6 @@ def is_specific(criterion: str, lexicon: Lexicon = "evolm") -> bool:
 def is_constraint(criterion: str, lexicon: Lexicon = "evolm") -> bool:
     """States a limit or a prohibition (Table 11, "Constraint")."""
     return _PATTERNS[lexicon][1].search(criterion) is not None
-
-
-def is_grounded(criterion: str, prompt: str) -> bool:
-    """Shares a content word or a number with the prompt (Table 11, "Grounded"; the rule is ours)."""
-    return not content_words(criterion).isdisjoint(content_words(prompt))
 
 
 def criterion_flags(criterion: str, prompt: str, lexicon: Lexicon = "evolm") -> CriterionFlags:
