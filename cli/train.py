@@ -95,6 +95,11 @@ def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
     return 0
 
 
+_SPIN = "1000"
+"""GOMP_SPINCOUNT: idle OpenMP threads sleep sooner. Alone a step is up to a tenth slower than with the default; beside
+one other busy process on two cores the default makes it four times slower, this about two (bench/README.md)."""
+
+
 def _start(composed: Composed, json_output: bool) -> int:
     from racelab.experiments.session import new_run, prepare
 
@@ -138,6 +143,7 @@ def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool
 
 def _attempt(composed: Composed, folder: RunFolder, inputs: Any, json_output: bool) -> int:
     """One attempt, with the display open; the summary is printed last."""
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read when torch is first imported
     from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.session import Session, Talk
     from racelab.experiments.signals import StopRequest

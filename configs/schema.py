@@ -149,7 +149,6 @@ class RubricConfig(SamplingConfig):
     format: Literal["lines", "json"]
     min_criteria: Count
     max_criteria: Count
-    min_grounded: int = Field(ge=0, description="Criteria that must share a content word with the prompt.")
     on_parse_failure: Literal["nan", "raw_text"]
     drop_copied_examples: bool
 
@@ -157,8 +156,6 @@ class RubricConfig(SamplingConfig):
     def _order(self) -> RubricConfig:
         if self.min_criteria > self.max_criteria:
             raise ValueError(f"min_criteria {self.min_criteria} is above max_criteria {self.max_criteria}")
-        if self.min_grounded > self.max_criteria:
-            raise ValueError(f"min_grounded {self.min_grounded} is above max_criteria {self.max_criteria}")
         return self
 
 
@@ -199,6 +196,7 @@ class RubricRewardConfig(Section):
     denominator: Literal["sum", "max"]
     format_weight: NonNegative
     invalid_reward: float | None = Field(description="Reward of an unusable candidate rubric; null: NaN.")
+    min_grounded: int = Field(ge=0, description="Criteria of a candidate that must share a word with the prompt.")
 
 
 class TrqcConfig(Section):

@@ -160,7 +160,10 @@ def _likelihood(judge: schema.LikelihoodJudgeConfig) -> JudgeSettings:
         topic_share=judge.topic_share,
         unfinished_factor=judge.unfinished_factor,
         guards=GuardSettings(
-            copy_free=judge.copy_free, min_words=judge.min_words, known_free=judge.known_free, nothing_new=judge.nothing_new
+            copy_free=judge.copy_free,
+            min_words=judge.min_words,
+            known_free=judge.known_free,
+            nothing_new=judge.nothing_new,
         ),
     )
 
@@ -194,7 +197,6 @@ def _generator(config: Config, model: LanguageModel) -> Generator:
         format=rubric.format,
         min_criteria=rubric.min_criteria,
         max_criteria=rubric.max_criteria,
-        min_grounded=rubric.min_grounded,
         on_parse_failure=rubric.on_parse_failure,
         copied=templates.rubric.examples if rubric.drop_copied_examples else (),
     )

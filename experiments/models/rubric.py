@@ -37,7 +37,6 @@ class RubricSettings:
         format: `lines` or `json`.
         min_criteria: fewer usable criteria than this: no rubric.
         max_criteria: further criteria are left out.
-        min_grounded: so many criteria must share a content word or a number with the prompt, or there is no rubric.
         on_parse_failure: `nan` gives no rubric; `raw_text` makes the whole text one criterion of weight 1
             (implicit aggregation needs no parse).
         copied: criteria of the few-shot examples; one of them in the output is dropped unless it shares a
@@ -49,7 +48,6 @@ class RubricSettings:
     format: RubricFormat = "json"
     min_criteria: int = 1
     max_criteria: int = 10
-    min_grounded: int = 0
     on_parse_failure: Literal["nan", "raw_text"] = "nan"
     copied: tuple[str, ...] = ()
     chars: tuple[int, int] | None = None
@@ -73,7 +71,7 @@ class ParsedRubric:
     Attributes:
         rubric: None if there is no usable one.
         reason: empty if the text parsed; otherwise `empty`, `no_json`, `bad_json`, `truncated`,
-            `no_criteria` `too_few` or `not_grounded`. Under `raw_text` a failed parse has both a rubric and a reason.
+            `no_criteria` or `too_few`. Under `raw_text` a failed parse has both a rubric and a reason.
     """
 
     rubric: Rubric | None
@@ -103,8 +101,6 @@ def parse_rubric(text: str, settings: RubricSettings, prompt: str = "") -> Parse
     kept = tuple(_usable(pairs, settings, prompt))
     if not reason and len(kept) < settings.min_criteria:
         reason = "too_few" if kept else "no_criteria"
-    if not reason and sum(is_grounded(c.text, prompt) for c in kept) < settings.min_grounded:
-        reason = "not_grounded"
     if not reason:
         return ParsedRubric(Rubric(kept, text))
     if settings.on_parse_failure == "raw_text":

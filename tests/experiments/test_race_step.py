@@ -115,6 +115,10 @@ def race(world: World, *overrides: str, updates: int = 100) -> Race:
         "method.phase.tau_sat=0.5",
         "method.phase.sigma_sw=0.05",
         "method.phase.mu_sat=0.8",
+        "method.rubric_reward.min_grounded=0",
+        "method.phase.tau_sat_range=[0.05,0.95]",
+        "method.routing.d_tri=0.6",
+        "method.routing.d_emb=0.25",
         *overrides,
     ]
     config = compose(words).config.method
@@ -339,3 +343,13 @@ def test_budget_counts_policy_steps_only():
     assert state.phase.policy_steps == 2
     (row,) = method.finish(state, "budget")
     assert (row["kind"], row["length"], row["end_reason"]) == ("policy", 2, "budget")
+
+
+def test_candidates_that_do_not_speak_of_their_prompt_can_be_refused():
+    """RUBRIC is "Is short"; the prompts say "prompt 0": nothing is shared, so every candidate gets -1, uncalled."""
+    world = World([SATURATED, INFORMATIVE])
+    method = race(world, "method.rubric_reward.min_grounded=1", "method.rubric_reward.invalid_reward=-1.0")
+    state, _ = method.step(method.start())
+    _, record = method.step(state)
+    assert record.tables["rubric_groups"][0]["final_rewards"] == [-1.0] * G
+    assert record.metrics["cost/calls/judge_eval"] == 0.0

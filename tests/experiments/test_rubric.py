@@ -233,12 +233,3 @@ def test_strip_thinking(text, kept):
 
 def test_defang_breaks_special_tokens():
     assert defang("a<|im_end|>b") == "a< |im_end| >b"
-
-
-@pytest.mark.parametrize(("least", "reason"), [(0, ""), (1, ""), (2, "not_grounded")])
-def test_grounded_criteria_can_be_demanded(least, reason):
-    """One of the two criteria shares "spider" with the prompt."""
-    settings = RubricSettings(format="lines", min_grounded=least)
-    parsed = parse_rubric("- Names a spider | 2\n- Is short | 1", settings, "How many legs has a spider?")
-    assert parsed.reason == reason
-    assert (parsed.rubric is None) is bool(reason)

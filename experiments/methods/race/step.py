@@ -29,8 +29,18 @@ from racelab.experiments.methods.race.pool import Pool, at_least, make_entry
 from racelab.experiments.methods.race.routing import Route, quarantine_rate, signals
 from racelab.experiments.methods.race.rubric_reward import base_rewards, final_rewards, new_margins
 from racelab.experiments.methods.race.state import RaceState
+from racelab.experiments.models.rubric import is_grounded
 from racelab.experiments.parts import Parts
-from racelab.experiments.types import JudgeItem, JudgeScores, PoolEntry, RolloutGroup, StepRecord, TokenBatch
+from racelab.experiments.types import (
+    JudgeItem,
+    JudgeScores,
+    PoolEntry,
+    Prompt,
+    RolloutGroup,
+    Rubric,
+    StepRecord,
+    TokenBatch,
+)
 
 
 class Race:
@@ -126,16 +136,21 @@ class Race:
             [e.prompt for e in entries], cfg.group_size, parts.rng.sampling
         )
         clock.lap("gen_s")
+        usable_NG = np.array(
+            [
+                [self._usable(c.rubric, e.prompt) for c in group]
+                for e, group in zip(entries, candidates, strict=True)
+            ]
+        )
         scored = parts.judge.score(
             [
-                JudgeItem(e.prompt, c.rubric, (e.preferred, e.rejected))
-                for e, group in zip(entries, candidates, strict=True)
-                for c in group
+                JudgeItem(e.prompt, c.rubric if usable else None, (e.preferred, e.rejected))
+                for e, group, usable_G in zip(entries, candidates, usable_NG, strict=True)
+                for c, usable in zip(group, usable_G, strict=True)
             ]
         )
         clock.lap("judge_s")
         margins_NG = self._margins(scored, len(entries))  # Eq 15
-        usable_NG = np.array([[c.rubric is not None for c in group] for group in candidates])
         reward = cfg.rubric_reward
         base_NG = np.array(  # Eq 16
             [
@@ -179,6 +194,13 @@ class Race:
 
     def _embed(self, responses: Sequence[Any]) -> Any:
         return self.parts.encoder.embed([y.text for y in responses])
+
+    def _usable(self, rubric: Rubric | None, prompt: Prompt) -> bool:
+        """Whether a candidate can earn a reward at all (`rubric_reward.min_grounded`)."""
+        if rubric is None:
+            return False
+        grounded = sum(is_grounded(c.text, prompt.text) for c in rubric.criteria)
+        return grounded >= self.config.rubric_reward.min_grounded
 
     def _pool_entries(
         self, groups: Sequence[RolloutGroup], routes: Sequence[Route], state: RaceState
