@@ -9,9 +9,9 @@ MAKEFLAGS += --no-print-directory
 ARGS ?=
 # Test processes at a time.
 JOBS ?= 2
-# Which file of bench/.
-BENCH ?= step
-# Extra words for every pip call, for example: PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Which files of bench/, in this order.
+BENCH ?= cli routing tracking checkpoint step
+# Extra words for every pip call, such as an index that has CPU builds of torch.
 PIP_ARGS ?=
 
 VENV := .venv
@@ -89,8 +89,8 @@ lint: setup ## ruff, mypy and the direction of imports
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
-bench: setup ## speed of a training step beside TRL's; other parts: BENCH=routing
-	@$(PY) bench/$(BENCH).py $(ARGS)
+bench: setup ## every benchmark, the training step beside TRL's last (half an hour); one: BENCH=routing
+	@for part in $(BENCH); do echo "== bench/$$part.py"; $(PY) bench/$$part.py $(ARGS); done
 
 mutants: setup ## seeds faults into the maths; fails if no test notices one (minutes)
 	@$(PY) tests/mutation.py --jobs $(JOBS) $(ARGS)

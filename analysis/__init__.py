@@ -1,1 +1,1 @@
-"""."""
+"""What came of runs: loading, statistics, summaries."""

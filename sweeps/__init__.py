@@ -1,1 +1,1 @@
-"""Empty on purpose: import the modules."""
+"""Many runs: what ran, and with what."""

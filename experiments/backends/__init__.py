@@ -1,1 +1,1 @@
-"""."""
+"""Who holds the weights and the optimiser."""

@@ -1,1 +1,1 @@
-"""."""
+"""Prompts: sources, checks, order."""

@@ -1,1 +1,1 @@
-"""."""
+"""Language-model roles, judges, rubrics and the encoder."""

@@ -1,1 +1,1 @@
-"""."""
+"""One process, one device, torch."""
