@@ -45,7 +45,9 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         "routes": _routes(tables.get("groups", [])),
         "quarantine_rate": _mean(policy, "race/route/quarantine_rate"),
         "collapse_rate": _mean(policy, "race/signal/sigma_zero_frac"),
-        "reward_by_epoch": _by_epoch(tables.get("groups", []), config),
+        "reward_by_epoch": _by_epoch(
+            tables.get("groups", []), config["method"]["prompts_per_step"], _train_prompts(folder)
+        ),
         "rubric_updates": _rubric_updates(rubric, tables.get("rubric_groups", [])),
         "validation": _validation(samples, config, rng),
         "sharpening": _sharpening(samples, config, rng),
@@ -75,6 +77,11 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     return read_composed(folder.path / "config" / "composed.yaml").config.model_dump()
 
 
+def _train_prompts(folder: RunFolder) -> int:
+    """How many training prompts the run had."""
+    return len(read_json(folder.path / "setup.json")["train_ids"])
+
+
 def _values(metrics: Sequence[Mapping[str, float]], name: str) -> list[float]:
     return [m[name] for m in metrics if name in m]
 
@@ -94,14 +101,15 @@ def _routes(groups: Sequence[Row]) -> dict[str, int]:
     return {name: found[name] for name in names}
 
 
-def _by_epoch(groups: Sequence[Row], config: Mapping[str, Any]) -> list[float]:
-    """Mean judged reward per pass over the training prompts: single steps swing with the prompts they hold."""
-    limit, n = config["data"]["limit"], config["method"]["prompts_per_step"]
-    per_epoch = max(1, (limit or 10 * n) // n)
+def _by_epoch(groups: Sequence[Row], n: int, n_train: int) -> list[float]:
+    """Mean judged reward per pass over the `n_train` training prompts, taken `n` a step.
+
+    Single steps swing with the prompts that they hold. A step that crosses the border counts in the earlier pass.
+    """
     epochs: dict[int, list[float]] = {}
     for g in groups:
         rewards = [r for r in g["rewards"] if r is not None]
-        epochs.setdefault((int(g["policy_step"]) - 1) // per_epoch, []).extend(rewards)
+        epochs.setdefault((int(g["policy_step"]) - 1) * n // n_train, []).extend(rewards)
     return [sum(r) / len(r) for _, r in sorted(epochs.items()) if r]
 
 
@@ -110,7 +118,7 @@ def _rubric_updates(rubric: Sequence[Mapping[str, float]], rows: Sequence[Row]) 
     return {
         "reward": _values(rubric, "race/rubric_reward/mean"),
         "gain": _values(rubric, "race/rubric_reward/gain_mean"),
-        "usable_frac": [1.0 - v for v in _values(rubric, "health/rubric_parse_fail")],
+        "usable_frac": [1.0 - v for v in _values(rubric, "race/rubric_reward/unusable_frac")],
         "entries": len(margins),
         "positive_margin_frac": sum(m > 0.0 for m in margins) / len(margins) if margins else None,
     }

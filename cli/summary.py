@@ -29,9 +29,10 @@ def number(value: object, digits: int = 2) -> str:
 
 def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
     steps, routes = summary["steps"], summary["routes"]
+    resumed = " (the last attempt)" if end["attempts"] > 1 else ""
     print(
-        f"  {steps['policy']} policy and {steps['rubric']} rubric updates in {end['wall_s'] / 60:.1f} min, "
-        f"peak memory {end['peak_gib']:.1f} GiB."
+        f"  {steps['policy']} policy and {steps['rubric']} rubric updates; "
+        f"{end['wall_s'] / 60:.1f} min, peak memory {end['peak_gib']:.1f} GiB{resumed}."
     )
     phases = [f"{p['kind']} {p['length']} ({p['end_reason']})" for p in summary["phases"]]
     print(f"  Phases: {', '.join(phases) or 'none ended'}.")
@@ -48,6 +49,8 @@ def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
             f"  TRQC was held at a bound in {health['trqc_saturated_steps']} steps, "
             f"first at {health['trqc_first_saturated']}."
         )
+    if health["nonfinite"]:
+        print(f"  WARNING: values that are not finite: {', '.join(health['nonfinite'])}.")
     if health["cost_mismatch"]:
         print(
             f"  WARNING: {health['cost_mismatch']} model-call counts differ from what follows from the steps."

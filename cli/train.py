@@ -172,16 +172,21 @@ def _say_end(
     composed: Composed, folder: RunFolder, outcome: Outcome, summary: dict[str, Any], json_output: bool
 ) -> int:
     from racelab.cli.summary import print_summary
+    from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.tracking.shipper import backlog
 
     waiting = backlog(folder)
     end = {
         "status": outcome.status,
         "step": outcome.step,
+        "attempts": len(folder.attempts()),
         "wall_s": outcome.seconds,
         "peak_gib": outcome.peak_gib,
         "records_waiting": waiting,
     }
+    if summary:
+        summary["end"] = end
+        write_json_atomic(folder.path / "summary.json", summary)
     if json_output:
         print_json({**summary, **end, "run_id": folder.run_id, "path": str(folder.path)})
     elif outcome.status == "finished":

@@ -292,6 +292,14 @@ def _phase_lengths(config: Config) -> Iterator[Finding]:
         )
 
 
+def _warm_up(config: Config) -> Iterator[Finding]:
+    """The controllers are frozen while thresholds are being calibrated."""
+    steps, budget = config.method.trqc.calibrate_steps, config.run.policy_updates
+    if steps >= budget:
+        reason = f"the whole run has {budget} policy updates, so no threshold ever adapts"
+        yield _warn("method.trqc.calibrate_steps", steps, reason, max(0, budget // 10))
+
+
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _everything_degenerate,
     _quarantine_target,
@@ -301,4 +309,5 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _pool,
     _saturation,
     _phase_lengths,
+    _warm_up,
 )

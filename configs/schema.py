@@ -196,7 +196,17 @@ class RubricRewardConfig(Section):
     denominator: Literal["sum", "max"]
     format_weight: NonNegative
     invalid_reward: float | None = Field(description="Reward of an unusable candidate rubric; null: NaN.")
-    min_grounded: int = Field(ge=0, description="Criteria of a candidate that must share a word with the prompt.")
+    min_grounded: int = Field(
+        ge=0, description="Criteria of a candidate that must share a word with the prompt."
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> RubricRewardConfig:
+        if self.invalid_reward is not None and not -self.clip <= self.invalid_reward <= self.clip:
+            raise ValueError(
+                f"invalid_reward {self.invalid_reward} lies outside [-clip, clip] = +-{self.clip}"
+            )
+        return self
 
 
 class TrqcConfig(Section):
@@ -254,7 +264,7 @@ class RaceConfig(Section):
     """RACE (Algorithm 1)."""
 
     name: Literal["race"]
-    variant: str = Field(min_length=1)
+    variant: Literal["full"]
     prompts_per_step: Count = Field(description="N, prompts of a policy step (Table 7: batch size).")
     entries_per_rubric_step: Count = Field(
         description="Pool entries of a rubric step (Algorithm 1: N_batch)."
@@ -275,7 +285,7 @@ class LearnerConfig(Section):
     """The GRPO update (Eq 4) and its optimiser."""
 
     lr: Positive
-    schedule: Literal["constant", "cosine"]
+    schedule: Literal["constant"]
     warmup_steps: int = Field(ge=0)
     betas: tuple[Fraction, Fraction]
     weight_decay: NonNegative
@@ -415,6 +425,7 @@ class Config(Section):
         b = self.backend
         for key, value, allowed in (
             ("nodes", b.nodes, 1),
+            ("gpus_per_node", b.gpus_per_node, 0),
             ("learner_ranks", b.learner_ranks, 1),
             ("tensor_parallel", b.tensor_parallel, 1),
             ("rollout_engines", b.rollout_engines, 0),
@@ -427,10 +438,6 @@ class Config(Section):
                 raise ValueError(
                     f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}"
                 )
-        if b.gpus_per_node > 1:
-            raise ValueError(
-                f"backend.gpus_per_node={b.gpus_per_node} needs backend=verl; local takes 0 or 1"
-            )
         return self
 
     @model_validator(mode="after")
@@ -440,6 +447,11 @@ class Config(Section):
             raise ValueError(
                 f"data.limit={self.data.limit} is below method.prompts_per_step={m.prompts_per_step}: "
                 "a batch would hold the same prompt twice"
+            )
+        if v.temperatures[0] != m.response.temperature:
+            raise ValueError(
+                f"validation.temperatures starts with {v.temperatures[0]}, but method.response.temperature is "
+                f"{m.response.temperature}: the first must be the temperature that is trained at"
             )
         if len(set(v.temperatures)) != len(v.temperatures):
             raise ValueError(f"validation.temperatures {list(v.temperatures)} holds a value twice")

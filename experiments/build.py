@@ -113,7 +113,7 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
         config.judge.kind,
         model=judge_model,
         encoder=encoder,
-        settings=JUDGE_SETTINGS[config.judge.kind](config.judge),
+        settings=JUDGE_SETTINGS[config.judge.kind](config.judge, config.run.seed),
         model_id=model_sha256(inputs.judge or inputs.model),
     )
     prompts, reports = fit_prompts(
@@ -150,7 +150,7 @@ def calibrated(parts: Parts, config: Config, prompts: PromptData, known: Mapping
     return judge.with_calibration(judge.calibrate(items))
 
 
-def _likelihood(judge: schema.LikelihoodJudgeConfig) -> JudgeSettings:
+def _likelihood(judge: schema.LikelihoodJudgeConfig, seed: int) -> JudgeSettings:
     return LikelihoodSettings(
         slope=judge.slope,
         floor=judge.floor,
@@ -168,22 +168,22 @@ def _likelihood(judge: schema.LikelihoodJudgeConfig) -> JudgeSettings:
     )
 
 
-def _digit(judge: schema.DigitJudgeConfig) -> JudgeSettings:
+def _digit(judge: schema.DigitJudgeConfig, seed: int) -> JudgeSettings:
     return DigitSettings(low=judge.low, high=judge.high)
 
 
-def _json(judge: schema.JsonJudgeConfig) -> JudgeSettings:
+def _json(judge: schema.JsonJudgeConfig, seed: int) -> JudgeSettings:
     return JsonSettings(
         high=judge.high,
         max_tokens=judge.max_tokens,
         temperature=judge.temperature,
         top_p=judge.top_p,
         thinking=judge.thinking,
-        seed=derived_seed(0, "judge") % 2**31,
+        seed=derived_seed(seed, "judge") % 2**31,
     )
 
 
-JUDGE_SETTINGS: dict[str, Callable[[Any], JudgeSettings]] = {
+JUDGE_SETTINGS: dict[str, Callable[[Any, int], JudgeSettings]] = {
     "likelihood": _likelihood,
     "digit": _digit,
     "json": _json,
@@ -239,7 +239,6 @@ def learner_settings(config: Config) -> Any:
         lr=learner.lr,
         schedule=learner.schedule,
         warmup_steps=learner.warmup_steps,
-        total_steps=config.run.policy_updates,
         betas=learner.betas,
         weight_decay=learner.weight_decay,
         max_grad_norm=learner.max_grad_norm,

@@ -222,12 +222,14 @@ class RunFolder:
         """
         return RunLock(self)
 
-    def begin_attempt(self, from_step: int = 0) -> int:
+    def begin_attempt(self, from_step: int = 0, cut: Mapping[str, int] | None = None) -> int:
         """Registers a new attempt, to be called with the lock held; returns its number, from 1.
 
         Args:
             from_step: last step that the restored checkpoint holds; what earlier attempts wrote for later
                 steps is superseded from now on.
+            cut: `{attempt, offset}` of the tracker's state in that checkpoint: what that attempt wrote behind the
+                offset is superseded too, even for the same step (a view after the last step, say).
         """
         entries = self.attempts()
         number = 1 + max((int(entry["attempt"]) for entry in entries), default=0)
@@ -238,6 +240,7 @@ class RunFolder:
         entry = {
             "attempt": number, "from_step": from_step, "started": now_iso(), "pid": os.getpid(),
             "host": socket.gethostname(), "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+            "cut": {"attempt": cut["attempt"], "offset": cut["offset"]} if cut else None,
         }  # fmt: skip
         write_json_atomic(self.path / "attempts.json", [*entries, entry])
         self.update(status="running", reason="")

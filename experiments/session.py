@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,15 @@ from racelab.configs.schema import Config
 from racelab.experiments import validation
 from racelab.experiments.build import Inputs, build_parts, calibrated, find_inputs
 from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
-from racelab.experiments.errors import RacelabError
+from racelab.experiments.data.stream import data_digest
+from racelab.experiments.errors import DataError, RacelabError
 from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.methods.registry import METHODS, Method
+from racelab.experiments.models.generator import Generator
 from racelab.experiments.parts import Parts
 from racelab.experiments.run import Hooks, Progress, loop, restore
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.signals import StopRequest
-from racelab.experiments.tracking.spool import read_spool
 from racelab.experiments.tracking.tracker import SpoolTracker
 from racelab.experiments.types import StepRecord
 
@@ -39,7 +40,7 @@ class Outcome:
         exit_code: 0, or 128 + the signal that stopped it.
         step: last global step.
         seconds: of this attempt.
-        backlog: spool records that MLflow has not got; -1 if it is not used.
+        peak_gib: largest resident memory of this attempt's process.
     """
 
     status: str
@@ -84,7 +85,8 @@ class Session:
         started = time.monotonic()
         with self.folder.lock():
             checkpoint = self.store.load_latest() if self.store.steps() else None
-            attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint))
+            cut = checkpoint.state["tracker"] if checkpoint is not None else None
+            attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint), cut=cut)
             tracker = self._tracker(attempt)
             try:
                 status, reason, step = self._work(tracker, checkpoint)
@@ -105,8 +107,8 @@ class Session:
         parts, held = self._setup(parts, prompts)
         method = METHODS[self.config.method.name](self.config, parts)
         progress = self._progress(method, parts, checkpoint)
-        if progress.state.step == 0:
-            self._look(parts, held, tracker, validation.UNTRAINED, 0)
+        if progress.state.step == 0 and not self._look(parts, held, tracker, validation.UNTRAINED, 0):
+            return self._stopped(0)
         hooks = Hooks(
             self.talk.show,
             self.talk.note,
@@ -124,15 +126,18 @@ class Session:
         )
         step: int = progress.state.step
         if not method.done(progress.state):
-            tracker.tags({"end_reason": f"signal {self.stop.signum}"})
-            return "interrupted", f"stopped by signal {self.stop.signum} after step {step}", step
-        if not self._looked(step):
-            for row in method.finish(progress.state, "budget"):
-                tracker.rows("phases", [row])
-            self._look(parts, held, tracker, validation.TRAINED, step)
+            # On resume this row lies behind the checkpoint's place in the spool, and is dropped.
+            tracker.rows("phases", method.finish(progress.state, "interrupted"))
+            return self._stopped(step)
+        last = method.finish(progress.state, "budget")
+        if not self._look(parts, held, tracker, validation.TRAINED, step, {"phases": last}):
+            return self._stopped(step)
         tracker.tags({"end_reason": "budget"})
         self.talk.finish(self.folder)
         return "finished", "", step
+
+    def _stopped(self, step: int) -> tuple[str, str, int]:
+        return "interrupted", f"stopped by signal {self.stop.signum} after step {step}", step
 
     def _tracker(self, attempt: int) -> SpoolTracker:
         t = self.config.tracking
@@ -158,6 +163,12 @@ class Session:
         known = read_json(self.setup_file) if self.setup_file.exists() else None
         judge = calibrated(parts, self.config, prompts, known["calibration"] if known else None)
         parts = replace(parts, judge=judge)
+        digest = data_digest((*prompts.train, *prompts.heldout))
+        if known and known["data"] != digest:
+            raise DataError(
+                f"{self.setup_file} was written with other prompts; put the data of {self.config.data.source} back as "
+                "it was, or start a new run"
+            )
         if known:
             return parts, validation.HeldOut.from_state(prompts.heldout, known["heldout"])
         held = validation.hold_rubrics(prompts.heldout, parts.untrained, self.config.run.seed)
@@ -165,6 +176,7 @@ class Session:
         stored = {
             "calibration": description.get("calibration"),
             "judge": description,
+            "data": digest,
             "heldout": held.state(),
             "train_ids": [p.prompt_id for p in prompts.train],
         }
@@ -185,37 +197,30 @@ class Session:
         self.talk.note(f"going on after step {checkpoint.step}")
         return restore(checkpoint, method, parts)
 
-    def _looked(self, step: int) -> bool:
-        """Whether an earlier attempt already finished the view after training."""
-        return any(
-            r["kind"] == "rows"
-            and r["table"] == "rubric_probe"
-            and any(row["checkpoint"] == validation.TRAINED for row in r["rows"])
-            for r in read_spool(self.folder)
-        )
-
     def _look(
-        self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, label: str, step: int
-    ) -> None:
-        """The whole view: every temperature, the rubric probe, the judge's report."""
+        self,
+        parts: Parts,
+        held: validation.HeldOut,
+        tracker: SpoolTracker,
+        label: str,
+        step: int,
+        more: Mapping[str, list[dict[str, object]]] | None = None,
+    ) -> bool:
+        """The whole view: every temperature, the rubric probe, the judge's report. False if asked to stop meanwhile.
+
+        Nothing is written before everything is there, and then in one piece (with the rows of `more`).
+        """
         cfg = self.config.validation
         model = parts.untrained if label == validation.UNTRAINED else parts.generator
         started = time.perf_counter()
         rows: list[validation.Row] = []
         metrics: dict[str, float] = {}
         for temperature in cfg.temperatures:
+            if self.stop.signum:
+                return False
             self.talk.note(f"held-out view of the {label} model at temperature {temperature:g}")
             parts.forget()
-            view = validation.evaluate(
-                model,
-                held,
-                parts.judge,
-                samples=cfg.samples,
-                temperature=temperature,
-                seed=self.config.run.seed,
-                step=step,
-                label=label,
-            )
+            view = self._view(model, parts, held, temperature, step, label)
             rows += view.rows
             if temperature == cfg.temperatures[0]:
                 metrics |= validation.validation_metrics(view.rows)
@@ -226,9 +231,29 @@ class Session:
                     metrics |= self._judge_metrics(parts, held, view, probe, label)
         metrics |= {f"race/probe/{k.rpartition('/')[2]}": v for k, v in probe.metrics.items()}
         metrics["perf/time/validate_s"] = time.perf_counter() - started
-        tracker.rows("val_examples", rows)
-        tracker.metrics(step, metrics)
-        tracker.rows("rubric_probe", probe.rows)
+        tables = {"val_examples": rows, "rubric_probe": probe.rows, **(more or {})}
+        tracker.record(StepRecord(step, metrics, tables))
+        return True
+
+    def _view(
+        self,
+        model: Generator,
+        parts: Parts,
+        held: validation.HeldOut,
+        temperature: float,
+        step: int,
+        label: str,
+    ) -> validation.View:
+        return validation.evaluate(
+            model,
+            held,
+            parts.judge,
+            samples=self.config.validation.samples,
+            temperature=temperature,
+            seed=self.config.run.seed,
+            step=step,
+            label=label,
+        )
 
     def _judge_metrics(
         self,
@@ -250,16 +275,8 @@ class Session:
     def _glance(self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, step: int) -> None:
         """The first temperature only, in the middle of training."""
         parts.forget()
-        view = validation.evaluate(
-            parts.generator,
-            held,
-            parts.judge,
-            samples=self.config.validation.samples,
-            temperature=self.config.validation.temperatures[0],
-            seed=self.config.run.seed,
-            step=step,
-            label=f"step {step}",
-        )
+        temperature = self.config.validation.temperatures[0]
+        view = self._view(parts.generator, parts, held, temperature, step, f"step {step}")
         tracker.rows("val_examples", view.rows)
         tracker.metrics(step, validation.validation_metrics(view.rows))
 

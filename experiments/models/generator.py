@@ -27,10 +27,11 @@ class Rollout(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One candidate rubric of a rubric step."""
+    """One candidate rubric of a rubric step; `valid` says that it parsed (a raw-text stand-in did not)."""
 
     sample: Sample
     rubric: Rubric | None
+    valid: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,13 @@ class Generator:
             return []
         samples = self.model.generate([self._rubric_request(p, n) for p in prompts], rng)
         return [
-            [Candidate(sample, self.parse(sample.text, prompt).rubric) for sample in group]
+            [self._candidate(sample, prompt) for sample in group]
             for prompt, group in zip(prompts, samples, strict=True)
         ]
+
+    def _candidate(self, sample: Sample, prompt: Prompt) -> Candidate:
+        parsed = self.parse(sample.text, prompt)
+        return Candidate(sample, parsed.rubric, parsed.valid)
 
     def _response_request(self, prompt: Prompt, n: int) -> GenerationRequest:
         return self._request(

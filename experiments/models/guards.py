@@ -54,7 +54,8 @@ class Guards:
         known: number of its distinct content words that stand in the prompt or in the rubric.
         own: number of its other distinct content words.
         new_words: number of its distinct content words that neither stand in the prompt nor speak of the
-        exchange, and of its symbols that do not stand in the prompt. n_words: number of its words.
+            exchange, and of its symbols that do not stand in the prompt.
+        n_words: number of its words.
     """
 
     repetition: float

@@ -1,7 +1,7 @@
 """The likelihood judge: a frozen judge for models too small to rate (below about 1 B parameters).
 
-    F = mean_t max(log p(y_t | x, R, y_<t), floor)                      one pass, the whole rubric in the
-    prompt M = sum_k w_k [ a cos(e(y), e(x + c_k)) + (1 - a) cos(e(y - x), e(c_k)) ] / sum_k w_k
+    F = mean_t max(log p(y_t | x, R, y_<t), floor)          one pass, the whole rubric in the prompt
+    M = sum_k w_k [ a cos(e(y), e(x + c_k)) + (1 - a) cos(e(y - x), e(c_k)) ] / sum_k w_k
     z = v_F min((F - mu_F) / s_F, cap) + v_M min((M - mu_M) / s_M, cap)
     J = round( sigmoid(slope z) * guards * (1 if y ended by itself else unfinished_factor), 2 )
 

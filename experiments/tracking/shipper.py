@@ -37,6 +37,7 @@ from racelab.experiments.tracking.mlflow_store import (
 from racelab.experiments.tracking.spool import (
     Record,
     SpoolWriter,
+    cut_offsets,
     last_end,
     last_valid_steps,
     read_lines,
@@ -144,12 +145,13 @@ class Shipper:
         self.connect()
         before = self.delivered
         attempts = self.run.attempts()
-        limits = last_valid_steps(attempts)
+        limits, cuts = last_valid_steps(attempts), cut_offsets(attempts)
         for attempt, path in spool_files(self.run).items():
-            self._ship_file(attempt, path, limits.get(attempt, math.inf), newest=attempt not in limits)
+            bounds = limits.get(attempt, math.inf), cuts.get(attempt, math.inf)
+            self._ship_file(attempt, path, *bounds, newest=attempt not in limits)
         return self.delivered - before
 
-    def _ship_file(self, attempt: int, path: Path, limit: float, newest: bool) -> None:
+    def _ship_file(self, attempt: int, path: Path, limit: float, cut: float, newest: bool) -> None:
         place = self._place(attempt)
         points: list[Point] = []
         tags: dict[str, str] = {}
@@ -158,7 +160,7 @@ class Shipper:
             if record["kind"] == "end" and newest:
                 break
             fresh = [(n, v, record["ts"], record["step"]) for n, v in record["values"].items()] if (
-                record["kind"] == "metrics" and record["step"] <= limit
+                record["kind"] == "metrics" and record["step"] <= limit and after <= cut
             ) else []  # fmt: skip
             if points and len(points) + len(fresh) > MAX_METRICS:
                 self._deliver(place, points, tags, offset, count)

@@ -178,6 +178,17 @@ def last_valid_steps(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     return limits
 
 
+def cut_offsets(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Attempt -> byte offset of its file from which on a later attempt has redone it (see `begin_attempt`)."""
+    cuts: dict[int, int] = {}
+    for entry in attempts:
+        cut = entry.get("cut")
+        if cut:
+            number, offset = int(cut["attempt"]), int(cut["offset"])
+            cuts[number] = min(offset, cuts.get(number, offset))
+    return cuts
+
+
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
     """The records from byte `offset` on, each with the offset after it; a torn last line is left out.
 
@@ -217,11 +228,12 @@ def read_spool(run: RunFolder) -> Iterator[Record]:
         DataError: a damaged line.
         RunFolderError: the folder cannot be read.
     """
-    limits = last_valid_steps(run.attempts())
+    attempts = run.attempts()
+    limits, cuts = last_valid_steps(attempts), cut_offsets(attempts)
     for attempt, path in spool_files(run).items():
-        limit = limits.get(attempt, math.inf)
-        for record, _ in read_lines(path):
-            if record["kind"] in ("tags", "end") or record["step"] <= limit:
+        limit, cut = limits.get(attempt, math.inf), cuts.get(attempt, math.inf)
+        for record, after in read_lines(path):
+            if record["kind"] in ("tags", "end") or (record["step"] <= limit and after <= cut):
                 record["attempt"] = attempt
                 yield record
 

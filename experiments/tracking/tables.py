@@ -33,6 +33,7 @@ _BLOCK_BYTES: Final = 16_000_000
 Columns = Mapping[str, str]
 
 _THRESHOLDS = {"sigma_rt": "float", "tau_tie": "float", "d_tri_star": "float", "d_emb_star": "float"}
+_ALL = ("sigma_rt", "tau_tie", "d_tri", "d_emb", "tau_sat", "tau_imp", "sigma_sw", "mu_sat")
 _AT = {"step": "int", "attempt": "int"}
 
 TABLES: Final[Mapping[str, Columns]] = {
@@ -52,15 +53,15 @@ TABLES: Final[Mapping[str, Columns]] = {
     },
     "phases": {
         **_AT, "index": "int", "kind": "str", "start": "int", "end": "int", "length": "int",
-        "end_reason": "str", "thresholds_before": "json", "thresholds_after": "json",
+        "end_reason": "str", **{f"{name}_{when}": "float" for when in ("before", "after") for name in _ALL},
     },
     "rubric_groups": {
         **_AT, "entry_id": "str", "m_old": "float", "margins": "floats", "base_rewards": "floats",
         "final_rewards": "floats",
     },
     "rubric_probe": {
-        **_AT, "checkpoint": "int", "prompt_id": "str", "json_valid": "bool", "criterion": "str",
-        "chars": "int", "flags": "json",
+        **_AT, "checkpoint": "str", "prompt_id": "str", "json_valid": "bool", "criterion": "str", "chars": "int",
+        "label_only": "bool", "specific": "bool", "constraint": "bool", "grounded": "bool", "text": "str",
     },
     "eval_examples": {
         **_AT, "checkpoint": "int", "policy_step": "int", "suite": "str", "benchmark": "str",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +112,10 @@ def test_the_summary_for_people_names_the_next_command(
     from racelab.cli.summary import print_summary
 
     summary = json.loads((finished.path / "summary.json").read_text())
-    print_summary(summary, {"wall_s": 60.0, "peak_gib": 1.0}, finished)
+    print_summary(summary, {"wall_s": 60.0, "peak_gib": 1.0, "attempts": 1}, finished)
     text = capsys.readouterr().out
     for part in (
-        "8 policy and 4 rubric updates",
+        "8 policy and 4 rubric updates; 1.0 min",
         "Is it only sharpening?",
         f"racelab show {finished.run_id}",
     ):
@@ -177,23 +181,72 @@ def test_sigterm_saves_says_how_to_go_on_and_the_resumed_run_is_the_same(
     assert remembered(run) == remembered(finished)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_sigkill_at_a_random_moment_changes_nothing(
-    finished: RunFolder, model: Path, tmp_path: Path, seed: int
-):
-    whole = sum(p.read_bytes().count(b"\n") for p in (finished.path / "spool").glob("*.jsonl"))
-    moment = random.Random(seed).randrange(1, whole)
-    process = start(["train", *overrides(model, tmp_path)])
-    wait_for(lambda: spool_lines(tmp_path) >= moment, process)
+EVENTS: dict[str, object] = {
+    "method.phase.mode": "event",
+    "method.phase.mu_sat": 0.0,
+    "method.phase.sigma_sw": 1.0,
+    "method.phase.alpha": 0.5,
+    "method.phase.tau_sat": 0.7,
+    "method.phase.window": 1,
+    "method.phase.policy_window": 1,
+    "method.phase.rubric_window": 1,
+    "method.phase.max_rubric_steps": 3,
+}
+"""Every group counts as saturated, so both triggers fire and both controllers adapt within twelve steps."""
+
+
+@pytest.fixture(scope="module")
+def finished_by_events(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    root = tmp_path_factory.mktemp("events")
+    done = racelab("train", *overrides(model, root, **EVENTS), "--json")
+    assert done.returncode == 0, done.stderr
+    reasons = {p["end_reason"] for p in json.loads(done.stdout)["phases"]}
+    assert {"saturation", "plateau"} <= reasons
+    return only_run(root)
+
+
+def same(run: RunFolder, whole: RunFolder) -> None:
+    """Weights, optimiser, method state and everything remembered are equal."""
+    assert final_tensors(run) == final_tensors(whole)
+    newest, other = (max((r.path / "checkpoints").glob("step-*")) for r in (run, whole))
+    states = [json.loads((folder / "state.json").read_text()) for folder in (newest, other)]
+    for key in ("method", "backend", "rng", "stream"):
+        assert states[0][key] == states[1][key], key
+    assert remembered(run) == remembered(whole)
+
+
+def kill_and_resume(words: Words, root: Path, moment: Callable[[], bool]) -> RunFolder:
+    process = start(["train", *words])
+    wait_for(moment, process)
     process.kill()
     process.communicate()
-    run = only_run(tmp_path)
+    run = only_run(root)
     assert run.status() == "stale"
     resumed = racelab("train", "--resume", str(run.path))
     assert resumed.returncode == 0, resumed.stderr
-    assert final_tensors(run) == final_tensors(finished)
-    assert remembered(run) == remembered(finished)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_sigkill_at_a_random_moment_changes_nothing(
+    finished: RunFolder, finished_by_events: RunFolder, model: Path, tmp_path: Path, seed: int
+):
+    whole, more = [(finished, {}), (finished_by_events, EVENTS)][seed % 2]
+    lines = sum(p.read_bytes().count(b"\n") for p in (whole.path / "spool").glob("*.jsonl"))
+    moment = random.Random(seed).randrange(1, lines)
+    words = overrides(model, tmp_path, **more)
+    same(kill_and_resume(words, tmp_path, lambda: spool_lines(tmp_path) >= moment), whole)
+
+
+@pytest.mark.slow
+def test_sigkill_after_the_last_view_was_written_leaves_it_once(
+    finished: RunFolder, model: Path, tmp_path: Path
+):
+    def view_is_there() -> bool:
+        return any(b'"checkpoint":"trained"' in p.read_bytes() for p in tmp_path.glob("*/spool/*.jsonl"))
+
+    same(kill_and_resume(overrides(model, tmp_path), tmp_path, view_is_there), finished)
 
 
 def test_a_second_process_on_the_same_run_is_refused(model: Path, tmp_path: Path):
@@ -283,3 +336,64 @@ def test_a_disk_without_space_for_a_checkpoint_fails_in_one_line(model: Path, tm
     store = CheckpointStore(run.path / "checkpoints")
     assert [p.name for p in store.folder.iterdir() if not p.name.startswith("step-")] == []
     assert all(store.load(step).step == step for step in store.steps())
+
+
+@pytest.mark.slow
+def test_a_dead_tracking_server_costs_nothing_and_sync_delivers_once(model: Path, tmp_path: Path):
+    """The port is closed while the run trains; then a real server opens on it."""
+    import mlflow
+
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    words = overrides(model, tmp_path / "runs", tracking="mlflow")
+    done = racelab("train", *words, MLFLOW_TRACKING_URI=uri)
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path / "runs")
+    assert re.search(r"\d+ records wait for MLflow", done.stderr)
+    with tracking_server(port, tmp_path):
+        first = json.loads(racelab("sync", str(run.path), "--json").stdout)
+        second = json.loads(racelab("sync", str(run.path), "--json").stdout)
+        client = mlflow.MlflowClient(uri)
+        delivered = client.get_metric_history(run.info()["mlflow_run_id"], "train/reward/mean")
+    assert [m.step for m in delivered] == [1, 2, 3, 6, 7, 8, 11, 12]
+    assert counts(first)["delivered"] > 0
+    assert (counts(second)["delivered"], counts(second)["backlog"]) == (0, 0)
+
+
+def counts(report: Any) -> dict[str, int]:
+    """The one run's entry of `racelab sync --json`."""
+    (entry,) = report if isinstance(report, list) else [report]
+    return dict(entry)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def tracking_server(port: int, folder: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    server = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert time.monotonic() < end, "the tracking server did not start"
+            time.sleep(0.2)
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=30)

@@ -327,3 +327,10 @@ def test_state_survives_json_exactly():
     assert back == state
     assert isinstance(back.kind, PhaseKind)
     assert PhaseState.from_state(json.loads(json.dumps(PhaseState().state()))) == PhaseState()
+
+
+def test_a_mean_of_exactly_the_threshold_is_saturated():
+    """(70 + 70 + 86 + 94) / 400 = 320/400 = 0.8."""
+    scores = np.array([0.70, 0.70, 0.86, 0.94])
+    group = GroupSignals(float(scores.sum() / 4), 0.1, 0.0, 1.0, 1.0, 4)
+    assert ph.is_saturated(group, Thresholds(sigma_sw=0.2, mu_sat=0.8))

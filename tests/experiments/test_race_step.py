@@ -63,7 +63,7 @@ class World:
 
     def rubrics(self, prompts: Sequence[Prompt], n: int, rng: Any) -> list[list[Candidate]]:
         rubric = RUBRIC if self.usable else None
-        return [[Candidate(sample("rubric"), rubric) for _ in range(n)] for _ in prompts]
+        return [[Candidate(sample("rubric"), rubric, rubric is not None) for _ in range(n)] for _ in prompts]
 
     def response_prefix(self, prompt: Prompt) -> tuple[int, ...]:
         return (7, int(prompt.prompt_id[1:]))
@@ -353,3 +353,26 @@ def test_candidates_that_do_not_speak_of_their_prompt_can_be_refused():
     _, record = method.step(state)
     assert record.tables["rubric_groups"][0]["final_rewards"] == [-1.0] * G
     assert record.metrics["cost/calls/judge_eval"] == 0.0
+
+
+def test_a_gradient_that_is_not_finite_is_counted():
+    class Broken(World):
+        def update(self, batch: TokenBatch) -> UpdateStats:
+            return UpdateStats(stepped=False, grad_norm=NAN, n_samples=batch.n_samples)
+
+    method = race(Broken([INFORMATIVE, INFORMATIVE]))
+    _, record = method.step(method.start())
+    assert record.metrics["health/nonfinite/train/optim/grad_norm"] == 1.0
+    assert record.metrics["train/optim/stepped"] == 0.0
+
+
+def test_a_raw_text_stand_in_is_no_usable_candidate():
+    class Raw(World):
+        def rubrics(self, prompts: Sequence[Prompt], n: int, rng: Any) -> list[list[Candidate]]:
+            return [[Candidate(sample("noise"), RUBRIC, False) for _ in range(n)] for _ in prompts]
+
+    method = race(Raw([SATURATED, INFORMATIVE]), "method.rubric_reward.invalid_reward=-1.0")
+    state, _ = method.step(method.start())
+    _, record = method.step(state)
+    assert record.tables["rubric_groups"][0]["final_rewards"] == [-1.0] * G
+    assert record.metrics["health/rubric_parse_fail"] == 1.0

@@ -203,3 +203,11 @@ def test_thresholds_and_signals_survive_json():
     back = GroupSignals.from_state(json.loads(json.dumps(signals.state())))
     assert back == signals
     assert isinstance(back.n_valid, int)
+
+
+@pytest.mark.parametrize("low", [0.11, 0.35, 0.57, 0.7, 0.83])
+def test_a_spread_of_exactly_the_threshold_is_degenerate_wherever_it_lies(low):
+    """Four scores of a and four of a + 6/100: std = 3/100 whatever a is; binary floats may land just above."""
+    scores = np.array([low] * 4 + [round(low + 0.06, 2)] * 4)
+    found = routing.signals(scores, [f"text {i}" for i in range(8)], np.eye(8), 0.025)
+    assert routing.is_degenerate(found, Thresholds(sigma_rt=0.03, tau_tie=0.99))

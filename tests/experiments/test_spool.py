@@ -176,3 +176,19 @@ def test_every_step_counts_once(
         writer.close()
         reached = start + length
     assert [(r["step"], r["attempt"]) for r in read_spool(run)] == sorted(newest.items())
+
+
+def test_what_a_later_attempt_redoes_of_the_same_step_is_dropped(tmp_path: Path) -> None:
+    """Attempt 1 wrote a view at step 2 behind the checkpoint's place; attempt 2 goes on there and writes it again."""
+    run = make(tmp_path)
+    first = SpoolWriter(run.spool_dir / "1.jsonl")
+    run.begin_attempt()
+    first.append([{"kind": "metrics", "step": 2, "values": {"a": 1.0}}])
+    place = {"attempt": 1, "offset": first.sync()}
+    first.append([{"kind": "metrics", "step": 2, "values": {"view": 1.0}}])
+    first.close()
+    run.begin_attempt(from_step=2, cut=place)
+    second = SpoolWriter(run.spool_dir / "2.jsonl")
+    second.append([{"kind": "metrics", "step": 2, "values": {"view": 1.0}}])
+    second.close()
+    assert [(r["attempt"], r["values"]) for r in read_spool(run)] == [(1, {"a": 1.0}), (2, {"view": 1.0})]

@@ -85,17 +85,17 @@ class OptimSettings:
             "max_tokens_per_microbatch",
         ):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"backend.{name}: must be positive, got {getattr(self, name)}")
+                raise ConfigError(f"learner.{name}: must be positive, got {getattr(self, name)}")
         for name in ("weight_decay", "beta", "warmup_steps", "min_lr_ratio"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"backend.{name}: must not be negative, got {getattr(self, name)}")
+                raise ConfigError(f"learner.{name}: must not be negative, got {getattr(self, name)}")
         if self.schedule not in ("constant", "linear", "cosine"):
-            raise ConfigError(f"backend.schedule: {self.schedule} is none of constant, linear, cosine")
+            raise ConfigError(f"learner.schedule: {self.schedule} is none of constant, linear, cosine")
         if self.schedule != "constant" and (
             self.total_steps is None or self.total_steps <= self.warmup_steps
         ):
             raise ConfigError(
-                f"backend.total_steps: schedule {self.schedule} needs more than the {self.warmup_steps} "
+                f"learner.total_steps: schedule {self.schedule} needs more than the {self.warmup_steps} "
                 f"warm-up steps, got {self.total_steps}"
             )
 
@@ -190,7 +190,6 @@ class LocalBackend:
             self._step(lr, totals)
         if totals.steps:
             self.updates += 1
-            self.policy.core.refresh()
         return _stats(totals, batch, lr, time.perf_counter() - start)
 
     def _micro(self, groups: Sequence[TrainGroup]) -> list[list[TrainGroup]]:
@@ -258,6 +257,7 @@ class LocalBackend:
             group["lr"] = lr
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self.policy.core.refresh()  # a further inner step must run under the new weights
         totals.steps += 1
 
     # ---- state ---------------------------------------------------------------------------------------

@@ -217,12 +217,12 @@ def open_language_model(
     if engine == "fast" and spec is None:
         raise ModelError(
             f"model folder {folder}: the fast path does not support this {config.get('model_type')} variant; "
-            "set backend.engine=auto"
+            "set model.engine=auto"
         )
     if compute_dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"compute_dtype {compute_dtype}: must be bfloat16 or float32")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {device}: this torch sees no GPU; set backend.device=cpu")
+        raise ConfigError(f"device {device}: this torch sees no GPU; set model.device=cpu")
     depth = config.get("num_hidden_layers", config.get("n_layer", 0))
     if not 0 <= train_from_layer < max(depth, 1):
         raise ConfigError(f"train_from_layer {train_from_layer}: must be in 0..{depth - 1} for {folder.name}")

@@ -34,6 +34,9 @@ from racelab.experiments.methods.race.controllers import (
 )
 from racelab.experiments.methods.race.routing import GroupSignals, Thresholds
 
+_DIGITS = 12
+"""Means and deviations of two-decimal scores are compared after rounding: a mean of 0.8 reaches 0.8."""
+
 
 class PhaseKind(StrEnum):
     """Which role is being trained."""
@@ -221,7 +224,9 @@ class Transition(NamedTuple):
 
 def is_saturated(group: GroupSignals, thresholds: Thresholds) -> bool:
     """The condition inside Eq 12: little spread at a high mean."""
-    return group.std <= thresholds.sigma_sw and group.mean >= thresholds.mu_sat
+    return (
+        round(group.std, _DIGITS) <= thresholds.sigma_sw and round(group.mean, _DIGITS) >= thresholds.mu_sat
+    )
 
 
 def saturation_fraction(groups: Sequence[GroupSignals], thresholds: Thresholds) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from racelab.configs import schema
 from racelab.experiments.methods.race import costs
 from racelab.experiments.methods.race.controllers import TrqcUpdate
-from racelab.experiments.methods.race.phase import PhaseKind, PhaseRecord, StepEvent
+from racelab.experiments.methods.race.phase import PhaseKind, PhaseRecord, StepEvent, is_saturated
 from racelab.experiments.methods.race.routing import GroupSignals, Route, quarantine_rate
 from racelab.experiments.methods.race.rubric_reward import rubric_reward_stats
 from racelab.experiments.methods.race.state import RaceState
@@ -147,7 +147,8 @@ def rubric_record(
         "race/pool/age_mean_steps": after.pool.mean_age(after.step),
         "race/pool/tie_break_only_frac": after.pool.tie_break_only_frac(),
         **_phase(event),
-        **_health(scored, float(1.0 - outcome.usable_NG.mean())),
+        "race/rubric_reward/unusable_frac": float(1.0 - outcome.usable_NG.mean()),
+        **_health(scored, float(np.mean([not c.valid for group in outcome.candidates for c in group]))),
         **_perf(seconds, samples),
         **costs.rubric_costs(outcome.usable_NG, scored, stats, config),
     }
@@ -161,7 +162,7 @@ def rubric_record(
 
 
 def phase_row(record: PhaseRecord) -> dict[str, object]:
-    """A row of `phases`; `step` is the last step of the phase."""
+    """A row of `phases`; `step` is its last step. Before and after the switch, TRQC of that step applied in both."""
     return {
         "step": record.end,
         "index": record.index,
@@ -204,7 +205,10 @@ def _reward(section: str, rewards: FloatArray) -> dict[str, float]:
 def _optim(stats: UpdateStats) -> dict[str, float]:
     """A step without an update has no loss to report."""
     if not stats.stepped:
-        return {"train/optim/stepped": 0.0}
+        found = {"train/optim/stepped": 0.0}
+        if stats.n_samples:  # there was a gradient, and it was not finite
+            found["health/nonfinite/train/optim/grad_norm"] = 1.0
+        return found
     return {
         "train/optim/stepped": 1.0,
         "train/optim/loss_pg": stats.loss_pg,
@@ -258,6 +262,7 @@ def _phase(event: StepEvent) -> dict[str, float]:
         f"race/phase/{'policy_len' if policy else 'rubric_len'}": float(event.ended.length),
         "race/phase/n_phases": float(event.ended.index + 1),
         f"race/switch/{'err_policy_len' if policy else 'err_rubric_len'}": event.length_error,
+        "race/switch/saturated": float(event.saturated),
     }
 
 
@@ -283,7 +288,7 @@ def _group_row(
 ) -> dict[str, object]:
     """A row of `groups`, with the thresholds it was routed by."""
     t = before.thresholds
-    saturated = seen.usable and seen.std <= t.sigma_sw and seen.mean >= t.mu_sat
+    saturated = seen.usable and is_saturated(seen, t)
     return {
         "step": after.step,
         "policy_step": after.phase.policy_steps,

@@ -225,7 +225,8 @@ def signals(
 
 def is_degenerate(group: GroupSignals, thresholds: Thresholds) -> bool:
     """Eq 8. Low spread, or many ties."""
-    return group.std <= thresholds.sigma_rt or group.tie_rate >= thresholds.tau_tie
+    std, tie_rate = round(group.std, _DIGITS), round(group.tie_rate, _DIGITS)
+    return std <= thresholds.sigma_rt or tie_rate >= thresholds.tau_tie
 
 
 def route(group: GroupSignals, thresholds: Thresholds) -> Route:

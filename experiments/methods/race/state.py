@@ -22,7 +22,6 @@ class RaceState:
         q_ema: q̂ of Eq 19.
         pool: the rubric training pool.
         calibration: the warm-up of §5.1, if any.
-        first_saturated: first global step at which TRQC was held at a bound; 0: never.
     """
 
     phase: PhaseState
@@ -30,7 +29,6 @@ class RaceState:
     q_ema: float
     pool: Pool
     calibration: Calibration
-    first_saturated: int = 0
 
     @property
     def step(self) -> int:
@@ -51,5 +49,4 @@ class RaceState:
             q_ema=float(state["q_ema"]),
             pool=Pool.from_state(state["pool"]),
             calibration=Calibration.from_state(state["calibration"]),
-            first_saturated=int(state["first_saturated"]),
         )

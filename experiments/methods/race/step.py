@@ -7,6 +7,7 @@ Deviations from the paper and choices where it is silent (each a config key of `
     step;
   * a rubric step takes the pool entries there are, without duplicates, up to `entries_per_rubric_step`;
   * an unusable candidate rubric gets `rubric_reward.invalid_reward` (paper: NaN; sane, embedded: -c);
+  * a rubric step masks nothing: an entry whose candidates all score the same still gets the KL gradient;
   * responses and the prompt's rubric are decoded in one batch (the paper does not say in which order).
 """
 
@@ -26,9 +27,10 @@ from racelab.experiments.methods.race import records, settings
 from racelab.experiments.methods.race.controllers import Calibration, trqc
 from racelab.experiments.methods.race.phase import PhaseKind
 from racelab.experiments.methods.race.pool import Pool, at_least, make_entry
-from racelab.experiments.methods.race.routing import Route, quarantine_rate, signals
+from racelab.experiments.methods.race.routing import Route, quarantine_rate, signals, strip_thinking
 from racelab.experiments.methods.race.rubric_reward import base_rewards, final_rewards, new_margins
 from racelab.experiments.methods.race.state import RaceState
+from racelab.experiments.models.generator import Candidate
 from racelab.experiments.models.rubric import is_grounded
 from racelab.experiments.parts import Parts
 from racelab.experiments.types import (
@@ -37,7 +39,6 @@ from racelab.experiments.types import (
     PoolEntry,
     Prompt,
     RolloutGroup,
-    Rubric,
     StepRecord,
     TokenBatch,
 )
@@ -95,11 +96,11 @@ class Race:
         scored = parts.judge.score(  # Eq 2
             [JudgeItem(p, r.rubric, r.responses) for p, r in zip(prompts, rollouts, strict=True)]
         )
+        clock.lap("judge_s")
         groups = [
             RolloutGroup(p, r.rubric, r.rubric_sample, r.responses, s, self._embed(r.responses))
             for p, r, s in zip(prompts, rollouts, scored.scores, strict=True)
         ]
-        clock.lap("judge_s")
         seen = [
             signals(g.rewards, [y.text for y in g.responses], g.embeddings, cfg.routing.eps_tie)
             for g in groups
@@ -120,8 +121,7 @@ class Race:
         moved = phases.after_policy_step(  # Eqs 13, 21-22
             state.phase, f_sat, len(pool), adapted, self.phases, parts.rng.pool, frozen=calibrating
         )
-        first = state.first_saturated or (moved.state.step if controlled.saturated else 0)
-        after = RaceState(moved.state, moved.thresholds, controlled.q_ema, pool, calibration, first)
+        after = RaceState(moved.state, moved.thresholds, controlled.q_ema, pool, calibration)
         seconds = clock.total()
         record = records.policy_record(
             state, after, groups, seen, routes, scored, stats, f_sat, controlled, moved.event, seconds, cfg
@@ -137,10 +137,7 @@ class Race:
         )
         clock.lap("gen_s")
         usable_NG = np.array(
-            [
-                [self._usable(c.rubric, e.prompt) for c in group]
-                for e, group in zip(entries, candidates, strict=True)
-            ]
+            [[self._usable(c, e.prompt) for c in group] for e, group in zip(entries, candidates, strict=True)]
         )
         scored = parts.judge.score(
             [
@@ -193,13 +190,13 @@ class Race:
         return after, replace(record, status={**record.status, "policy_budget": self.policy_updates})
 
     def _embed(self, responses: Sequence[Any]) -> Any:
-        return self.parts.encoder.embed([y.text for y in responses])
+        return self.parts.encoder.embed([strip_thinking(y.text) for y in responses])
 
-    def _usable(self, rubric: Rubric | None, prompt: Prompt) -> bool:
-        """Whether a candidate can earn a reward at all (`rubric_reward.min_grounded`)."""
-        if rubric is None:
+    def _usable(self, candidate: Candidate, prompt: Prompt) -> bool:
+        """Whether a candidate can earn a reward at all: it parsed, and speaks of its prompt (`min_grounded`)."""
+        if candidate.rubric is None or not candidate.valid:
             return False
-        grounded = sum(is_grounded(c.text, prompt.text) for c in rubric.criteria)
+        grounded = sum(is_grounded(c.text, prompt.text) for c in candidate.rubric.criteria)
         return grounded >= self.config.rubric_reward.min_grounded
 
     def _pool_entries(
