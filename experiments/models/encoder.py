@@ -60,7 +60,7 @@ class SentenceEncoder:
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging as transformers_logging
 
-        transformers_logging.disable_progress_bar()  # a bar for a load of 30 ms is noise in a log
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar for a load of 30 ms is noise in a log
 
         path = Path(folder)
         if not (path / "config.json").is_file():
