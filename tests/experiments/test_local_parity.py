@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from racelab.experiments.backends.local.fast import split_fused, weight_names
 from racelab.experiments.backends.local.model import LocalModel, open_language_model
+from racelab.experiments.errors import ModelError
 from racelab.experiments.types import GenerationRequest
 
 from .local_models import FAMILIES, VOCAB, write_model
@@ -180,3 +182,121 @@ def test_long_sequences_cross_tile_borders(tmp_path: Path, monkeypatch: pytest.M
     got = my_grads(model, coefficients, 1.0)
     for name, value in want.items():
         assert (got[name] - value).abs().max() < 1e-4 * value.abs().max().clamp(min=1.0), name
+
+
+# --- folders whose parts do not fit together ----------------------------------------------------------------
+
+
+def change(folder: Path, name: str, **values: object) -> None:
+    """Set keys of a JSON file of a folder."""
+    record = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps(record | values), encoding="utf-8")
+
+
+def refused(folder: Path, engine: Any = "auto") -> str:
+    with pytest.raises(ModelError) as caught:
+        open_language_model(folder, role="frozen", engine=engine)
+    text = str(caught.value)
+    assert str(folder) in text
+    assert "\n" not in text
+    assert caught.value.exit_code == 2
+    return text
+
+
+@pytest.mark.parametrize("engine", ["fast", "plain"])
+@pytest.mark.parametrize(
+    ("key", "value", "tensor"),
+    [
+        ("hidden_size", 64, "embed_tokens"),
+        ("num_hidden_layers", 2, "layers.2."),
+        ("num_hidden_layers", 4, "layers.3."),
+        ("intermediate_size", 40, "mlp."),
+        ("vocab_size", 200, "embed_tokens"),
+        ("num_attention_heads", 8, "self_attn."),
+        ("num_key_value_heads", 1, "self_attn.k_proj"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused(
+    tmp_path: Path, engine: str, key: str, value: int, tensor: str
+) -> None:
+    write_model("llama", tmp_path)
+    change(tmp_path, "config.json", **{key: value, "head_dim": None})
+    text = refused(tmp_path, engine)
+    if engine == "fast":
+        assert tensor in text
+        assert "config.json" in text
+
+
+def test_a_shape_that_does_not_fit_shows_both(tmp_path: Path) -> None:
+    """The file's embedding is [260, 32]."""
+    write_model("llama", tmp_path)
+    change(tmp_path, "config.json", vocab_size=200)
+    text = refused(tmp_path, "fast")
+    assert "model.embed_tokens.weight has shape [260, 32], config.json says [200, 32]" in text
+
+
+def test_biases_are_not_dropped_when_the_family_is_wrong(tmp_path: Path) -> None:
+    write_model("qwen2", tmp_path)
+    change(tmp_path, "config.json", model_type="llama")
+    assert "_proj.bias is not part of the 3 layers" in refused(tmp_path, "fast")
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ("[]", "config.json holds a list"),
+        ("{}", "model_type is missing"),
+        ("{", "config.json is not JSON"),
+        ('{"model_type": "llama"}', "num_hidden_layers is missing"),
+    ],
+)
+def test_a_config_that_is_none_is_named(tmp_path: Path, body: str, part: str) -> None:
+    write_model("llama", tmp_path)
+    (tmp_path / "config.json").write_text(body, encoding="utf-8")
+    assert part in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("num_attention_heads", "4", "num_attention_heads is '4'"),
+        ("hidden_size", 0, "hidden_size is 0"),
+        ("vocab_size", True, "vocab_size is True"),
+        ("rms_norm_eps", "x", "rms_norm_eps is 'x'"),
+        ("rope_parameters", 3, "rope_parameters is 3"),
+        ("rope_parameters", {"rope_theta": "x"}, "rope_parameters.rope_theta is 'x'"),
+        ("num_key_value_heads", 3, "3 does not divide num_attention_heads 4"),
+    ],
+)
+def test_sizes_that_are_no_sizes_are_named(tmp_path: Path, key: str, value: object, part: str) -> None:
+    write_model("llama", tmp_path)
+    change(tmp_path, "config.json", **{key: value})
+    assert part in refused(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("keep", [0, 40, 5000])
+def test_damaged_weights_are_named(tmp_path: Path, kind: str, keep: int) -> None:
+    write_model(kind, tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    refused(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, beside: bool) -> None:
+    write_model("llama", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    if not beside:
+        (tmp_path / "tokenizer_config.json").unlink()
+    assert "the tokenizer cannot be loaded" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [("{", "generation_config.json is not JSON"), ('{"eos_token_id": "x"}', "whole numbers")],
+)
+def test_a_damaged_generation_config_is_named(tmp_path: Path, body: str, part: str) -> None:
+    write_model("llama", tmp_path)
+    (tmp_path / "generation_config.json").write_text(body, encoding="utf-8")
+    assert part in refused(tmp_path)

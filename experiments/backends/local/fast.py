@@ -8,7 +8,7 @@ The embedding and the head are trained only if `train_from_layer` is 0; the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -357,15 +357,23 @@ def read_weights(folder: Path, spec: Spec) -> dict[str, Tensor]:
     """Fused weights of a folder of safetensors, in the type they are stored in.
 
     Raises:
-        ModelError: a tensor is missing.
+        ModelError: a file cannot be read, a tensor is missing or has another shape than config.json says, or a
+            layer holds a tensor that the model of config.json does not have.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:
         where = {}
         for file in sorted(folder.glob("*.safetensors")):
-            handle = stack.enter_context(safe_open(str(file), framework="pt"))
+            try:
+                handle = stack.enter_context(safe_open(str(file), framework="pt"))
+            except (SafetensorError, OSError) as e:
+                raise ModelError(
+                    f"model folder {folder}: {file.name} is no readable safetensors file ({e}); save it again"
+                ) from e
             where.update(dict.fromkeys(handle.keys(), handle))
+        names = dict(weight_names(spec))
+        _no_strangers(folder, where, {n for parts in names.values() for n in parts}, spec)
 
         def get(name: str) -> Tensor:
             if name not in where:
@@ -373,9 +381,25 @@ def read_weights(folder: Path, spec: Spec) -> dict[str, Tensor]:
                     f"model folder {folder}: tensor {name} is missing; the weights do not fit config.json"
                 )
             tensor: Tensor = where[name].get_tensor(name)
+            found, wanted = tuple(tensor.shape), spec.shape(name)
+            if found != wanted:
+                raise ModelError(
+                    f"model folder {folder}: tensor {name} has shape {list(found)}, config.json says "
+                    f"{list(wanted)}; give the config.json that was saved with the weights"
+                )
             return tensor
 
-        return {fused: _join([get(n) for n in names]) for fused, names in weight_names(spec)}
+        return {fused: _join([get(n) for n in parts]) for fused, parts in names.items()}
+
+
+def _no_strangers(folder: Path, found: Iterable[str], known: set[str], spec: Spec) -> None:
+    """Raise ModelError for a layer's tensor that would be left out; old files keep rotary tables, not needed."""
+    for name in found:
+        if name.startswith("model.layers.") and name not in known and ".rotary_emb." not in name:
+            raise ModelError(
+                f"model folder {folder}: tensor {name} is not part of the {spec.layers} layers that config.json "
+                "describes; give the config.json that was saved with the weights"
+            )
 
 
 def _join(parts: list[Tensor]) -> Tensor:

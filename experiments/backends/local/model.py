@@ -20,8 +20,8 @@ from racelab.experiments.backends.local.cache import FastStepper
 from racelab.experiments.backends.local.fast import FastModel, read_weights
 from racelab.experiments.backends.local.head import Coefficient
 from racelab.experiments.backends.local.packing import Group, Packed, pack
-from racelab.experiments.backends.local.plain import PlainModel, PlainStepper, load_plain
-from racelab.experiments.backends.local.spec import fast_spec
+from racelab.experiments.backends.local.plain import PlainModel, PlainStepper, load_plain, one_line
+from racelab.experiments.backends.local.spec import config_problem, fast_spec
 from racelab.experiments.errors import ConfigError, DataError, ModelError
 from racelab.experiments.types import FloatArray, GenerationRequest, Sample
 
@@ -225,7 +225,9 @@ def open_language_model(
         raise ConfigError(f"device {device}: this torch sees no GPU; set model.device=cpu")
     depth = config.get("num_hidden_layers", config.get("n_layer", 0))
     if not 0 <= train_from_layer < max(depth, 1):
-        raise ConfigError(f"train_from_layer {train_from_layer}: must be in 0..{depth - 1} for {folder.name}")
+        raise ConfigError(
+            f"train_from_layer {train_from_layer}: must be in 0..{max(depth, 1) - 1} for {folder.name}"
+        )
     dtype = torch.bfloat16 if compute_dtype == "bfloat16" else torch.float32
     train_from = train_from_layer if role == "policy" else None
     core: FastModel | PlainModel
@@ -240,29 +242,45 @@ def open_language_model(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as e:
-        raise ModelError(f"model folder {folder}: config.json is missing") from e
-    except ValueError as e:
-        raise ModelError(f"model folder {folder}: config.json is not JSON ({e})") from e
+    """config.json of a folder, with sizes that can be computed with."""
+    config = _json(folder, "config.json")
+    problem = config_problem(config)
+    if problem is not None:
+        raise ModelError(
+            f"model folder {folder}: config.json: {problem}; give the one that was saved with the weights"
+        )
+    depth = config.get("num_hidden_layers", config.get("n_layer", 0))
+    if not isinstance(depth, int):
+        raise ModelError(f"model folder {folder}: config.json: the number of layers is {depth!r}")
     return config
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of a model folder."""
+    try:
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError as e:
+        raise ModelError(f"model folder {folder}: {name} is missing") from e
+    except OSError as e:
+        raise ModelError(f"model folder {folder}: {name} cannot be read ({e.strerror})") from e
+    except (ValueError, RecursionError) as e:
+        raise ModelError(f"model folder {folder}: {name} is not JSON ({e})") from e
+    if not isinstance(found, dict):
+        raise ModelError(f"model folder {folder}: {name} holds a {type(found).__name__}, not an object")
+    return found
 
 
 def _tokenizer(folder: Path) -> Any:
     """The folder's tokenizer; a bare tokenizer.json is enough."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        fast: Any = PreTrainedTokenizerFast
-        return fast(tokenizer_file=str(folder / "tokenizer.json"))
     try:
+        if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+            fast: Any = PreTrainedTokenizerFast
+            return fast(tokenizer_file=str(folder / "tokenizer.json"))
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (ValueError, OSError, KeyError) as e:
-        raise ModelError(
-            f"model folder {folder}: the tokenizer cannot be loaded ({str(e).splitlines()[0]})"
-        ) from e
+    except Exception as e:  # the tokenizers library raises plain Exception for a damaged file
+        raise ModelError(f"model folder {folder}: the tokenizer cannot be loaded ({one_line(e)})") from e
 
 
 def _end_ids(folder: Path, config: dict[str, Any], tokenizer: Any) -> frozenset[int]:
@@ -271,7 +289,11 @@ def _end_ids(folder: Path, config: dict[str, Any], tokenizer: Any) -> frozenset[
     declared = [config.get("eos_token_id"), tokenizer.eos_token_id]
     generation = folder / "generation_config.json"
     if generation.is_file():
-        declared.append(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id"))
+        declared.append(_json(folder, generation.name).get("eos_token_id"))
     for value in declared:
         found.update(value if isinstance(value, list) else [] if value is None else [value])
+    if not all(isinstance(token, int) for token in found):
+        raise ModelError(
+            f"model folder {folder}: eos_token_id {sorted(map(str, found))} must be whole numbers"
+        )
     return frozenset(found)

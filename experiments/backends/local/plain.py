@@ -151,12 +151,27 @@ def load_plain(folder: Path, dtype: torch.dtype, device: str, train_from: int | 
 
     stored = dtype if train_from is None else torch.float32
     try:
-        module = AutoModelForCausalLM.from_pretrained(str(folder), dtype=stored, local_files_only=True)
-    except (ValueError, OSError, KeyError) as e:
-        raise ModelError(
-            f"model folder {folder}: transformers cannot load it ({str(e).splitlines()[0]})"
-        ) from e
+        module, report = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=stored, local_files_only=True, output_loading_info=True
+        )
+    except MemoryError:
+        raise
+    except Exception as e:  # a damaged file comes as whatever error the reading library has
+        raise ModelError(f"model folder {folder}: transformers cannot load it ({one_line(e)})") from e
+    # transformers fills what is missing with random numbers and drops layers too many, with a warning only
+    missing = sorted(report["missing_keys"])
+    extra = sorted(n for n in report["unexpected_keys"] if any(part.isdigit() for part in n.split(".")))
+    if missing or extra:
+        what = (
+            f"tensor {missing[0]} is missing" if missing else f"tensor {extra[0]} has no place in the model"
+        )
+        raise ModelError(f"model folder {folder}: {what}; the weights do not fit config.json")
     return PlainModel(module, dtype, device, train_from)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text on one line of at most 200 characters; its type if it has none."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _trained(name: str, train_from: int) -> bool:

@@ -47,6 +47,61 @@ class Spec:
         """Query heads that share one key-value head."""
         return self.heads // self.kv_heads
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, by its name in a Hugging Face file."""
+        *_, module, kind = name.split(".")
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        matrices = {
+            "embed_tokens": (self.vocab, self.width),
+            "lm_head": (self.vocab, self.width),
+            "q_proj": (q, self.width),
+            "k_proj": (kv, self.width),
+            "v_proj": (kv, self.width),
+            "o_proj": (self.width, q),
+            "gate_proj": (self.ffn, self.width),
+            "up_proj": (self.ffn, self.width),
+            "down_proj": (self.width, self.ffn),
+        }
+        if module in matrices:
+            return matrices[module][:1] if kind == "bias" else matrices[module]
+        return (self.head_dim,) if module in ("q_norm", "k_norm") else (self.width,)
+
+
+_SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+
+
+def config_problem(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with the numbers of a config.json of one of `FAMILIES`; None if nothing is.
+
+    Other families are not judged: their keys have other names.
+    """
+    if not isinstance(config.get("model_type"), str):
+        return "model_type is missing"
+    if config["model_type"] not in FAMILIES:
+        return None
+    for key in (*_SIZES, *_OPTIONAL_SIZES):
+        value = config.get(key)
+        if value is None and key in _OPTIONAL_SIZES:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            return f"{key} is {value!r}, not a whole number above 0" if key in config else f"{key} is missing"
+    for key in ("rms_norm_eps", "rope_theta"):
+        if not isinstance(config.get(key, 1.0), int | float):
+            return f"{key} is {config[key]!r}, not a number"
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(key) or {}, Mapping):
+            return f"{key} is {config[key]!r}, not an object"
+        theta = (config.get(key) or {}).get("rope_theta", 1.0)
+        if not isinstance(theta, int | float):
+            return f"{key}.rope_theta is {theta!r}, not a number"
+    heads = config["num_attention_heads"]
+    if heads % (config.get("num_key_value_heads") or heads):
+        return (
+            f"num_key_value_heads {config['num_key_value_heads']} does not divide num_attention_heads {heads}"
+        )
+    return None
+
 
 def fast_spec(config: Mapping[str, Any]) -> Spec | None:
     """The fast path's view of a config.json (as a dict), or None if some part of it is not supported.
