@@ -23,20 +23,20 @@ def read_file(path: str | Path, columns: Columns | None = None, source: str = ""
     A UTF-8 byte-order mark and CRLF line ends are accepted; blank lines of a .jsonl are skipped.
 
     Args:
-        path: ends in .jsonl, .parquet or .csv.
+        path: ends in .jsonl, .parquet or .csv; `~` is the home folder.
         columns: where the parts of a prompt stand; default: a `prompt` column and nothing else.
         source: `Prompt.source`; default: the file's name.
 
     Raises:
-        DataError: no such file, unknown ending, empty, not UTF-8, malformed, or a field is missing or of the
-            wrong type; the message opens with `file:line`.
+        DataError: no such file, unreadable, unknown ending, empty, not UTF-8, malformed, or a field is missing
+            or of the wrong type; the message opens with `file:line`.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     columns = columns or Columns()
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: unknown kind of file; use {', '.join(_READERS)}")
-    if not path.is_file():
+    if not _is_file(path):
         raise DataError(f"{path}: no such file; set data.path to a file that exists")
     prompts = [
         to_prompt(record, columns, source or path.name, where) for where, record in reader(path, columns)
@@ -112,13 +112,28 @@ def read_parquet(path: Path, columns: Columns) -> Iterator[Record]:
 
 def _text(path: Path) -> str:
     """The file as text, byte-order mark dropped, CRLF and CR folded to LF."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _is_file(path: Path) -> bool:
+    """False if there is none; a folder on the way that may not be entered is an error of its own."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror or error}); mend its rights or its disk")
 
 
 def _not_json(name: str) -> NoReturn:

@@ -21,11 +21,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from racelab.experiments.errors import MissingDependencyError, ModelError
+from racelab.experiments.errors import MissingDependencyError, ModelError, UnreachableError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ _LAYER_NAMES = {
 
 def cache_dir() -> Path:
     """The folder for converted models: `RACELAB_CACHE`, else `~/.cache/racelab`."""
-    return Path(os.environ.get("RACELAB_CACHE") or Path.home() / ".cache" / "racelab")
+    return Path(os.environ.get("RACELAB_CACHE") or "~/.cache/racelab").expanduser()
 
 
 def resolve_model(
@@ -75,6 +75,7 @@ def resolve_model(
 
     Raises:
         ModelError: unknown, incomplete, or of another hash.
+        UnreachableError: the hub does not answer and has left no copy here.
         MissingDependencyError: the package that holds the model is not installed.
     """
     if source in _PACKAGED:
@@ -149,20 +150,32 @@ def _check_hash(source: str, found: str, expected: str) -> None:
 
 def _file_sha256(path: Path) -> str:
     """Hash of one file, remembered by path, size and mtime (a 500 MB file takes about a second)."""
-    stat = path.stat()
-    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    memo = cache_dir() / "hashes" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    if memo.is_file():
-        known = memo.read_text(encoding="ascii").strip()
-        if re.fullmatch(r"[0-9a-f]{64}", known):
+    try:
+        stat = path.stat()
+        key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+        memo = cache_dir() / "hashes" / hashlib.sha256(key.encode()).hexdigest()[:32]
+        known = _remembered(memo)
+        if known is not None:
             return known
-    with path.open("rb") as f:
-        digest = hashlib.file_digest(f, "sha256").hexdigest()
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False, encoding="ascii") as out:
-        out.write(digest)
-    os.replace(out.name, memo)
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise ModelError(f"{path}: cannot be read ({e.strerror or e}); mend the file or its rights") from e
+    with suppress(OSError):  # a cache that cannot be written costs the time of hashing again, nothing else
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False, encoding="ascii") as out:
+            out.write(digest)
+        os.replace(out.name, memo)
     return digest
+
+
+def _remembered(memo: Path) -> str | None:
+    """The hash in a memo; None if there is none or it is damaged."""
+    try:
+        known = memo.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return known if re.fullmatch(r"[0-9a-f]{64}", known) else None
 
 
 def _packaged(name: str, sha256: str | None) -> Path:
@@ -182,11 +195,22 @@ def _packaged(name: str, sha256: str | None) -> Path:
 
 
 def _converted(name: str, gguf_file: Path, sha256: str) -> Path:
-    """The converted folder, built under a file lock into a temporary folder and then moved into place."""
+    """The converted folder, built on first use."""
     target = cache_dir() / "models" / f"{name}-{sha256[:12]}-v{_FORMAT}"
     marker = {"source": name, "sha256": sha256, "format": _FORMAT}
     if _marker(target) == marker:
         return target
+    try:
+        return _convert_into(target, gguf_file, marker)
+    except OSError as e:
+        raise ModelError(
+            f"model {name}: cannot be converted into {target.parent} ({e.strerror or e}); "
+            "set RACELAB_CACHE to a folder that can be written"
+        ) from e
+
+
+def _convert_into(target: Path, gguf_file: Path, marker: dict[str, object]) -> Path:
+    """`target`, built under a file lock into a temporary folder and then moved into place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _lock(target.with_name(target.name + ".lock")):
         if _marker(target) == marker:  # another process was faster
@@ -230,15 +254,25 @@ def _lock(path: Path) -> Iterator[None]:
 def _from_hub(name: str, revision: str | None, allow_bin: bool) -> Path:
     """Download (or find in the hub's own cache) a model of the hub."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+    )
 
     patterns = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", *(["*.bin"] if allow_bin else [])]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
+    except (HFValidationError, HTTPError, OSError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         at = f" at revision {revision}" if revision else ""
-        raise ModelError(
+        # The hub's own answers are HfHubHTTPError; other transport errors, and a missing cache entry, are silence.
+        away = isinstance(e, LocalEntryNotFoundError | ConnectionError | TimeoutError) or (
+            isinstance(e, HTTPError) and not isinstance(e, HfHubHTTPError)
+        )
+        kind = UnreachableError if away else ModelError
+        raise kind(
             f"model {name}{at}: the hub gave nothing ({type(e).__name__}: {reason[:160]}); "
             "check the name and the network, or give a local folder"
         ) from e

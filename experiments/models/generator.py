@@ -88,12 +88,17 @@ class Generator:
         self.settings = settings
 
     def response_prefix(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids in front of a response; the learner trains behind the same ids."""
-        return self._prefix(self.templates.policy, prompt, self.settings.response)
+        """Token ids in front of a response; the learner trains behind the same ids.
+
+        Raises:
+            DataError: the prompt is too long for the window.
+            ConfigError: `max_tokens` leaves no room for any prompt.
+        """
+        return self._prefix("response", self.templates.policy, prompt, self.settings.response)
 
     def rubric_prefix(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids in front of a rubric."""
-        return self._prefix(self.templates.rubric, prompt, self.settings.rubric)
+        """Token ids in front of a rubric; raises as `response_prefix`."""
+        return self._prefix("rubric", self.templates.rubric, prompt, self.settings.rubric)
 
     def parse(self, text: str, prompt: Prompt) -> ParsedRubric:
         """The rubric in `text`, or the reason why there is none."""
@@ -145,9 +150,18 @@ class Generator:
     ) -> GenerationRequest:
         return GenerationRequest(prefix, n, how.max_tokens, how.temperature, how.top_p, stop)
 
-    def _prefix(self, template: RoleTemplate, prompt: Prompt, how: SamplingSettings) -> tuple[int, ...]:
+    def _prefix(
+        self, role: str, template: RoleTemplate, prompt: Prompt, how: SamplingSettings
+    ) -> tuple[int, ...]:
         prefix = template.encode(self.model, prompt=defang(prompt.text))
         if len(prefix) + how.max_tokens > self.model.window:
+            bare = len(template.encode(self.model, prompt=""))
+            if bare + how.max_tokens >= self.model.window:  # no prompt fits, however short
+                raise ConfigError(
+                    f"method.{role}.max_tokens={how.max_tokens}: with {bare} tokens of template {template.name} "
+                    f"it fills the model's window of {self.model.window}; "
+                    f"take less than {max(self.model.window - bare, 1)}"
+                )
             raise DataError(
                 f"prompt {prompt.prompt_id}: {len(prefix)} tokens under template {template.name} "
                 f"+ {how.max_tokens} to generate exceed the model's window of {self.model.window}; "

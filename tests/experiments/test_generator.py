@@ -132,6 +132,18 @@ def test_a_prompt_beyond_the_window_is_named(generator):
         generator.response_prefix(Prompt("long", "x" * 975))
 
 
+@pytest.mark.parametrize("role", ["response", "rubric"])
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_named_by_its_key(model, role):
+    """The window is 1000; the prompt is not to blame, however short it is."""
+    long, short = SamplingSettings(1000), SamplingSettings(5)
+    parts = {"response": short, "rubric": short, role: long}
+    full = Generator(model, templates=default_templates("lines"), settings=GeneratorSettings(**parts))
+    with pytest.raises(
+        ConfigError, match=rf"method\.{role}\.max_tokens=1000: .*window of 1000; take less than"
+    ):
+        getattr(full, f"{role}_prefix")(Prompt("empty", ""))
+
+
 def test_parse_gives_the_reason(generator):
     assert generator.parse("nothing", PROMPTS[0]).reason == "no_criteria"
 
