@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from racelab.experiments.runfolder import RunFolder
 
 
-def print_summary(summary: Mapping[str, Any], end: Mapping[str, Any], folder: RunFolder) -> None:
-    """Prints `analysis.summary.summarise`'s dict."""
+def print_summary(
+    summary: Mapping[str, Any], end: Mapping[str, Any], folder: RunFolder, reference: str
+) -> None:
+    """Prints `analysis.summary.summarise`'s dict; `reference` is what to type for the run."""
     print()
     print(f"Run {summary['name']} ({summary['run_id']}) has finished.")
     _what_happened(summary, end)
     _learning(summary)
     _rubric_role(summary)
     _judge(summary)
-    _where(summary, folder)
+    _where(folder, reference)
 
 
 def number(value: object, digits: int = 2) -> str:
@@ -168,11 +170,15 @@ def _judge(summary: Mapping[str, Any]) -> None:
     print(f"  Attacks score: {attacks}.")
 
 
-def _where(summary: Mapping[str, Any], folder: RunFolder) -> None:
+def _where(folder: RunFolder, reference: str) -> None:
     print()
     print(f"Run folder: {folder.path}")
-    run = summary["run_id"]
-    print("Next: ")
-    print(f"  racelab show {run} --step 1     rubrics and answers of a step, with their scores")
-    print("  racelab ui                                  charts of this run in MLflow")
-    print("  racelab train run.seed=1                    another seed")
+    print("Next:")
+    hints = {
+        f"racelab show {reference} --step 1": "rubrics and answers of a step, with their scores",
+        "racelab ui": "charts of this run in MLflow",
+        "racelab train run.seed=1": "another seed",
+    }
+    width = max(map(len, hints))
+    for command, what in hints.items():
+        print(f"  {command:{width}}  {what}")

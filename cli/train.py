@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -37,11 +38,15 @@ def train(
     ]
     if dry_run:
         return _dry_run(cells, json_output)
+    results: list[dict[str, Any]] = []
     for composed in cells:
-        code = _start(composed, json_output)
+        code, result = _start(composed, json_output)
+        results.append(result)
         if code:
-            return code
-    return 0
+            break
+    if json_output:
+        print_json(results if seeds else results[0])
+    return code
 
 
 def run_root(configured: str) -> Path:
@@ -65,10 +70,14 @@ def _seeds(text: str | None) -> list[int | None]:
 
 
 def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
-    """What would run, where, after every check that needs no model."""
+    """What would run, where, after every check that needs neither a model nor the network."""
+    from racelab.experiments.data.load import load_prompts
+
     rows = []
     for cell in cells:
         c = cell.config
+        if c.data.source != "hub":
+            load_prompts(c.data, c.run.seed)
         rows.append(
             {
                 "preset": c.preset,
@@ -87,12 +96,12 @@ def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
         )
     if json_output:
         print_json(rows)
-        return 0
-    for row in rows:
-        print(" ".join(f"{k}={v}" for k, v in row.items() if k != "findings"))
-        for finding in row["findings"]:  # type: ignore[attr-defined]
-            say(finding)
-    return 0
+    else:
+        for row in rows:
+            print(" ".join(f"{k}={v}" for k, v in row.items() if k != "findings"))
+            for finding in row["findings"]:  # type: ignore[attr-defined]
+                say(finding)
+    return 2 if any(f.severity == "error" for cell in cells for f in reachability(cell.config)) else 0
 
 
 _SPIN = "1000"
@@ -100,14 +109,15 @@ _SPIN = "1000"
 one other busy process on two cores the default makes it four times slower, this about two (bench/README.md)."""
 
 
-def _start(composed: Composed, json_output: bool) -> int:
+def _start(composed: Composed, json_output: bool) -> tuple[int, dict[str, Any]]:
     from racelab.experiments.session import new_run, prepare
 
     _check_reach(composed)
-    inputs = prepare(composed.config)
+    root = run_root(composed.config.run.root)
+    inputs = prepare(composed.config, root)
     folder = new_run(
         composed.config,
-        root=run_root(composed.config.run.root),
+        root=root,
         composed_yaml=composed.yaml,
         overrides=list(composed.overrides),
         command=shlex.join(["racelab", "train", *composed.overrides]),
@@ -126,6 +136,7 @@ def _check_reach(composed: Composed) -> None:
 
 
 def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool, json_output: bool) -> int:
+    from racelab.analysis.summary import stored_summary
     from racelab.experiments.session import prepare
     from racelab.sweeps.manifest import resolve
 
@@ -135,14 +146,30 @@ def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool
         )
     folder = resolve(run_root(""), run)
     if folder.status() == "finished":
-        say(f"run {folder.run_id} has finished; `racelab show {folder.run_id}` shows it")
+        say(f"run {folder.run_id} has finished; `racelab show {reference(folder)}` shows it")
+        if json_output:
+            print_json({**(stored_summary(folder) or {}), "run_id": folder.run_id, "status": "finished"})
         return 0
     composed = read_composed(folder.path / "config" / "composed.yaml")
-    return _attempt(composed, folder, prepare(composed.config), json_output)
+    started_in = Path(str(folder.info().get("cwd", "")))
+    if started_in.is_absolute() and started_in.is_dir():
+        os.chdir(started_in)  # relative paths in the config mean what they meant when the run started
+    inputs = prepare(composed.config, folder.path.parent)
+    code, result = _attempt(composed, folder, inputs, json_output)
+    if json_output:
+        print_json(result)
+    return code
 
 
-def _attempt(composed: Composed, folder: RunFolder, inputs: Any, json_output: bool) -> int:
-    """One attempt, with the display open; the summary is printed last."""
+def reference(folder: RunFolder) -> str:
+    """What to type for a run: its id where the commands look for runs by themselves, else its path."""
+    return folder.run_id if folder.path.parent == run_root("") else shlex.quote(str(folder.path))
+
+
+def _attempt(
+    composed: Composed, folder: RunFolder, inputs: Any, json_output: bool
+) -> tuple[int, dict[str, Any]]:
+    """One attempt, with the display open; the summary is printed last, or returned under --json."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read when torch is first imported
     from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.session import Session, Talk
@@ -157,20 +184,24 @@ def _attempt(composed: Composed, folder: RunFolder, inputs: Any, json_output: bo
         summary.update(summarise(done))
         write_json_atomic(done.path / "summary.json", summary)
 
-    display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.run.policy_updates)
-    display.note(f"run folder {folder.path}")
-    try:
-        with StopRequest() as stop:
+    gc.collect()  # the models of the run before, under --seeds
+    with StopRequest() as stop:
+        display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.run.policy_updates)
+        display.note(f"run folder {folder.path}")
+        try:
             talk = Talk(display.update, display.note, finish)
             outcome = Session(composed.config, folder, inputs, talk, stop).run()
-    finally:
-        display.stop()
+        except KeyboardInterrupt:
+            say(f"interrupted; go on at the last checkpoint with: racelab train --resume {reference(folder)}")
+            return 130, {"run_id": folder.run_id, "path": str(folder.path), "status": "interrupted"}
+        finally:
+            display.stop()
     return _say_end(composed, folder, outcome, summary, json_output)
 
 
 def _say_end(
     composed: Composed, folder: RunFolder, outcome: Outcome, summary: dict[str, Any], json_output: bool
-) -> int:
+) -> tuple[int, dict[str, Any]]:
     from racelab.cli.summary import print_summary
     from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.tracking.shipper import backlog
@@ -187,13 +218,14 @@ def _say_end(
     if summary:
         summary["end"] = end
         write_json_atomic(folder.path / "summary.json", summary)
-    if json_output:
-        print_json({**summary, **end, "run_id": folder.run_id, "path": str(folder.path)})
-    elif outcome.status == "finished":
-        print_summary(summary, end, folder)
-    else:
-        say(f"interrupted after step {outcome.step}; go on with: racelab train --resume {folder.run_id}")
-    if waiting and not json_output and composed.config.tracking.mlflow:
-        say(f"{waiting} records wait for MLflow; deliver them with: racelab sync {folder.run_id}")
+    if not json_output:
+        if outcome.status == "finished":
+            print_summary(summary, end, folder, reference(folder))
+        else:
+            say(
+                f"interrupted after step {outcome.step}; go on with: racelab train --resume {reference(folder)}"
+            )
+        if waiting and composed.config.tracking.mlflow:
+            say(f"{waiting} records wait for MLflow; deliver them with: racelab sync {reference(folder)}")
     sys.stdout.flush()
-    return outcome.exit_code
+    return outcome.exit_code, {**summary, **end, "run_id": folder.run_id, "path": str(folder.path)}

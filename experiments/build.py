@@ -29,6 +29,7 @@ from racelab.experiments.models.rubric import RubricSettings
 from racelab.experiments.parts import Parts
 from racelab.experiments.ports import Judge, LanguageModel
 from racelab.experiments.rng import Streams, derived_seed, torch_generator
+from racelab.experiments.tracking.mlflow_store import tracking_uri
 from racelab.experiments.types import JudgeItem, Prompt
 
 
@@ -51,8 +52,8 @@ class Inputs:
     encoder: Path
 
 
-def find_inputs(config: Config) -> Inputs:
-    """Reads the data and finds the models.
+def find_inputs(config: Config, root: Path) -> Inputs:
+    """Reads the data and finds the models; `root` is the folder of the runs.
 
     Raises:
         RacelabError: one line naming the file, key or package that is missing or wrong.
@@ -61,6 +62,10 @@ def find_inputs(config: Config) -> Inputs:
         raise UnreachableError(
             f"backend={config.backend.name} is not in racelab yet; backend=local runs every method on one device"
         )
+    if config.tracking.mlflow:
+        tracking_uri(
+            root, config.tracking.uri or None
+        )  # a bad address is an error now, not when the run is under way
     data, report = load_prompts(config.data, config.run.seed)
     if len(data.train) < config.method.prompts_per_step:
         raise ConfigError(

@@ -87,15 +87,16 @@ class Session:
             checkpoint = self.store.load_latest() if self.store.steps() else None
             cut = checkpoint.state["tracker"] if checkpoint is not None else None
             attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint), cut=cut)
-            tracker = self._tracker(attempt)
+            tracker = None
             try:
+                tracker = self._tracker(attempt)
                 status, reason, step = self._work(tracker, checkpoint)
+                self.folder.update(steps=step)
+                tracker.close(status, reason)
             except BaseException as error:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 self._close_quietly(tracker, "interrupted" if interrupted else "failed", error)
                 raise
-            self.folder.update(steps=step)
-            tracker.close(status, reason)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         code = self.stop.exit_code if status == "interrupted" else 0
         return Outcome(status, code, step, time.monotonic() - started, peak)
@@ -104,6 +105,8 @@ class Session:
         parts, prompts, lines = build_parts(self.config, self.inputs)
         for line in (*self.inputs.lines, *lines):
             self.talk.note(line)
+        if self.stop.signum:
+            return self._stopped(checkpoint.step if checkpoint else 0)
         parts, held = self._setup(parts, prompts)
         method = METHODS[self.config.method.name](self.config, parts)
         progress = self._progress(method, parts, checkpoint)
@@ -150,11 +153,14 @@ class Session:
             wait_s=t.wait_s,
         )
 
-    def _close_quietly(self, tracker: SpoolTracker, status: str, error: BaseException) -> None:
+    def _close_quietly(self, tracker: SpoolTracker | None, status: str, error: BaseException) -> None:
         """The first error is the one to report, even if a full disk does not let the end be written."""
-        text = str(error).splitlines()
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         try:
-            tracker.close(status, text[0] if text else type(error).__name__)
+            if tracker is not None:
+                tracker.close(status, reason)
+            if self.folder.info()["status"] == "running":
+                self.folder.update(status=status, reason=reason)
         except (RacelabError, OSError) as second:
             self.talk.note(f"the end of the run could not be recorded: {second}")
 
@@ -296,10 +302,11 @@ def new_run(
         "seed": config.run.seed,
         "policy_updates": config.run.policy_updates,
         "command": command,
+        "cwd": str(Path.cwd()),
     }
     return RunFolder.create(root, name, composed_yaml=composed_yaml, overrides=overrides, info=info)
 
 
-def prepare(config: Config) -> Inputs:
+def prepare(config: Config, root: Path) -> Inputs:
     """See `find_inputs`; here so that a command imports one module."""
-    return find_inputs(config)
+    return find_inputs(config, root)

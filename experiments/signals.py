@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType, TracebackType
 
@@ -34,7 +35,9 @@ class StopRequest:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.signum and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signum = self.signum or signum
+        if not self.signum:
+            self.signum = signum
+            os.write(2, b"stopping at the next safe point; Ctrl-C (again) stops at once\n")
 
     @property
     def exit_code(self) -> int:

@@ -39,10 +39,8 @@ TARGETS = {
 _ANY_ROUNDING = "one decimal more or less still lies between the grid of the scores and their binary error"
 _SAME_LENGTH = "the lengths were made equal a few lines above, `strict` can never act"
 EQUIVALENT: dict[tuple[str, str], str] = {
-    (METHODS + "race/routing.py", "_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
-    (METHODS + "race/routing.py", "_DIGITS = 12 => 12 -1"): _ANY_ROUNDING,
-    (METHODS + "race/pool.py", "_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
-    (METHODS + "race/pool.py", "_DIGITS = 12 => 12 -1"): _ANY_ROUNDING,
+    (METHODS + "grpo.py", "SCORE_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
+    (METHODS + "grpo.py", "SCORE_DIGITS = 12 => 12 -1"): _ANY_ROUNDING,
     (
         METHODS + "grpo.py",
         "for (prefix, samples, rewards_G), weights_GT in zip(groups, weights, strict=True): => True to False",

@@ -25,6 +25,9 @@ Normalisation = Literal["informative_groups", "token_mean", "over_all_groups"]
 
 MIN_VALID = 2
 """Fewest valid scores that make a group: one score alone has nothing to be compared with."""
+SCORE_DIGITS = 12
+"""Scores have few decimals, binary floats have not: differences, means and deviations of scores are compared with
+thresholds after rounding to this many decimals, so that 0.3 - 0.275 is 0.025 and a mean of 0.8 reaches 0.8."""
 
 
 def valid(rewards_G: FloatArray) -> FloatArray:

@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from racelab.experiments.methods.grpo import SCORE_DIGITS
 from racelab.experiments.methods.race.controllers import (
     LengthUpdate,
     PhaseLengthConfig,
@@ -33,9 +34,6 @@ from racelab.experiments.methods.race.controllers import (
     ema,
 )
 from racelab.experiments.methods.race.routing import GroupSignals, Thresholds
-
-_DIGITS = 12
-"""Means and deviations of two-decimal scores are compared after rounding: a mean of 0.8 reaches 0.8."""
 
 
 class PhaseKind(StrEnum):
@@ -225,7 +223,8 @@ class Transition(NamedTuple):
 def is_saturated(group: GroupSignals, thresholds: Thresholds) -> bool:
     """The condition inside Eq 12: little spread at a high mean."""
     return (
-        round(group.std, _DIGITS) <= thresholds.sigma_sw and round(group.mean, _DIGITS) >= thresholds.mu_sat
+        round(group.std, SCORE_DIGITS) <= thresholds.sigma_sw
+        and round(group.mean, SCORE_DIGITS) >= thresholds.mu_sat
     )
 
 

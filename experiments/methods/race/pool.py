@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from racelab.experiments.methods.grpo import MIN_VALID
+from racelab.experiments.methods.grpo import MIN_VALID, SCORE_DIGITS
 from racelab.experiments.types import FloatArray, PoolEntry, Prompt, RolloutGroup, Sample
-
-_DIGITS = 12
-"""Margins are compared after rounding to this many decimals: 0.57 - 0.56 is a margin of 0.01, not less."""
 
 
 def best_and_worst(rewards_G: FloatArray) -> tuple[int, int]:
@@ -48,7 +45,7 @@ def margin(rewards_G: FloatArray) -> float:
 
 def tie_break_only(m_old: float, eps: float = 0.0) -> bool:
     """True if the order of the pair says nothing: the margin is at most `eps`, only the index decided."""
-    return round(m_old, _DIGITS) <= eps
+    return round(m_old, SCORE_DIGITS) <= eps
 
 
 def make_entry(group: RolloutGroup, *, policy_step: int, pushed_step: int) -> PoolEntry:
@@ -76,7 +73,7 @@ def make_entry(group: RolloutGroup, *, policy_step: int, pushed_step: int) -> Po
 
 def at_least(entries: Sequence[PoolEntry], min_margin: float) -> list[PoolEntry]:
     """The entries whose m_old is `min_margin` or more. 0 keeps all (Algorithm 1 pushes every failure)."""
-    return [e for e in entries if round(e.margin, _DIGITS) >= min_margin]
+    return [e for e in entries if round(e.margin, SCORE_DIGITS) >= min_margin]
 
 
 @dataclass(frozen=True, slots=True)

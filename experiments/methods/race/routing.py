@@ -20,13 +20,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from racelab.experiments.methods.grpo import MIN_VALID, mean, sigma, valid
+from racelab.experiments.methods.grpo import MIN_VALID, SCORE_DIGITS, mean, sigma, valid
 from racelab.experiments.types import FloatArray
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _OPEN, _CLOSE = "<think>", "</think>"
-_DIGITS = 12
-"""Differences of scores are compared after rounding to this many decimals: 0.3 - 0.275 is 0.025, not less."""
 
 
 class Route(StrEnum):
@@ -113,7 +111,7 @@ def tie_rate(rewards_G: FloatArray, eps_tie: float = 0.025) -> float:
     if scores.size < MIN_VALID:
         return float("nan")
     first, second = np.triu_indices(scores.size, k=1)
-    gaps = np.round(np.abs(scores[first] - scores[second]), _DIGITS)
+    gaps = np.round(np.abs(scores[first] - scores[second]), SCORE_DIGITS)
     return float(np.count_nonzero(gaps < eps_tie)) / first.size
 
 
@@ -225,7 +223,7 @@ def signals(
 
 def is_degenerate(group: GroupSignals, thresholds: Thresholds) -> bool:
     """Eq 8. Low spread, or many ties."""
-    std, tie_rate = round(group.std, _DIGITS), round(group.tie_rate, _DIGITS)
+    std, tie_rate = round(group.std, SCORE_DIGITS), round(group.tie_rate, SCORE_DIGITS)
     return std <= thresholds.sigma_rt or tie_rate >= thresholds.tau_tie
 
 
