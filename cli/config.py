@@ -153,7 +153,11 @@ def _comments(composed: Composed) -> dict[str, str]:
 def _load(what: str, config_dirs: Sequence[Path]) -> Composed:
     """A config from a preset's name, a set of overrides in one word, or a run."""
     if "=" in what and not Path(what).exists():
-        return compose(shlex.split(what), config_dirs)
+        try:
+            words = shlex.split(what)
+        except ValueError as error:
+            raise ConfigError(f"{what}: a quotation mark is not closed; close or remove it") from error
+        return compose(words, config_dirs)
     presets = groups([d for d in config_dirs if d.is_dir()]).get("preset", [])
     if what in presets:
         return compose([f"preset={what}"], config_dirs)

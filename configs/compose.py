@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from racelab.configs.keys import CONFIG_DIR, PRIMARY, groups, identity_keys, leaf_keys, section_keys, shadowed
 from racelab.configs.suggest import did_you_mean, near, near_keys
+from racelab.configs.userfiles import check_user_files
 from racelab.experiments.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Compo
     words = [_parse_word(text) for text in overrides]
     for word in words:
         _check_word(word, known, dirs)
+    _check_place()
+    chosen = [(w.key, w.value.strip("'\"")) for w in words if w.key in known and not w.value.startswith("{")]
+    check_user_files(chosen, dirs)
     raw, choices = _hydra_compose(words, known, dirs)
     config = _validate(raw, choices, words, dirs)
     text = to_yaml(config)
@@ -111,12 +115,22 @@ def read_composed(file: Path) -> Composed:
         config = Config.model_validate(raw)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); is this a run folder?") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text; is this a run folder?") from error
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_message(error, file)) from error
     except ValidationError as error:
         raise ConfigError("\n".join(Messages(file=file).lines(error.errors()))) from error
     text = to_yaml(config)
     return Composed(config, text, [], _sha256(text))
+
+
+def _check_place() -> None:
+    """Hydra asks for the current folder; so does every relative path of a run."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been deleted; cd to one that exists") from None
 
 
 def _sha256(text: str) -> str:
@@ -168,6 +182,11 @@ def _refuse_sign(text: str, sign: str, key: str, rest: str | None) -> None:
     """`+`, `++` and `~` edit the set of keys; racelab's set is fixed."""
     if sign == "~":
         mend = f"set {key}=VALUE (null where allowed)"
+        if key in groups():
+            mend = f"choose one of {', '.join(f'{key}={option}' for option in groups()[key])}"
+        elif key in section_keys():
+            first = next(name for name in leaf_keys() if name.startswith(f"{key}."))
+            mend = f"set one of its keys, e.g. {first}=VALUE"
         raise ConfigError(f"{text}: keys cannot be removed, the schema is fixed; {mend}")
     plain = f"{key}{rest if rest is not None else '=VALUE'}"
     raise ConfigError(f"{text}: keys cannot be added, the schema is fixed; write {plain} without {sign!r}")

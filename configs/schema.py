@@ -8,14 +8,16 @@ is judged by `check.py`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
@@ -40,6 +42,17 @@ class RunConfig(Section):
     samples_every: Count = Field(
         description="Keep generated texts of every n-th step in the `samples` table."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _file_name(cls, name: str) -> str:
+        """The rule of run folders, said before anything is loaded."""
+        if name and (".." in name or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=+@,-]*", name)):
+            raise ValueError(
+                f"{name!r} cannot be used; take letters, digits and . _ = + @ , - without '..', "
+                "starting with a letter or digit"
+            )
+        return name
 
 
 class ModelConfig(Section):
@@ -287,7 +300,7 @@ class LearnerConfig(Section):
     lr: Positive
     schedule: Literal["constant"]
     warmup_steps: int = Field(ge=0)
-    betas: tuple[Fraction, Fraction]
+    betas: tuple[Decay, Decay]
     weight_decay: NonNegative
     max_grad_norm: Positive
     kl_beta: NonNegative

@@ -84,6 +84,12 @@ def test_diff_takes_overrides_and_runs(call: Call, make_run: Make) -> None:
     assert "no difference" in same.err
 
 
+def test_diff_of_words_with_an_open_quotation_mark_is_one_line(call: Call) -> None:
+    result = call("config", "diff", "embedded", "run.name='a")
+    assert result.code == 2
+    assert "run.name='a: a quotation mark is not closed" in result.err
+
+
 def test_diff_of_nonsense_says_what_is_near(call: Call) -> None:
     result = call("config", "diff", "papr", "sane")
     assert result.code == 2

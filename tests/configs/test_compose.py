@@ -104,7 +104,7 @@ def test_any_name_survives_when_quoted(name: str) -> None:
     if escaped.endswith("\\") or "\\" in escaped or "${" in escaped:
         return  # backslashes and interpolations have a meaning of their own in Hydra's grammar
     quoted = escaped.replace("'", "\\'")
-    assert compose([f"run.name='{quoted}'"]).config.run.name == escaped
+    assert compose([f"tracking.experiment='{quoted}'"]).config.tracking.experiment == escaped
 
 
 # --- mistakes on the command line ---------------------------------------------------------------------------
@@ -125,6 +125,13 @@ def test_any_name_survives_when_quoted(name: str) -> None:
         ("+run.seed=3", ["write run.seed=3 without '+'"]),
         ("++new.key=3", ["cannot be added", "new.key=3"]),
         ("~run.seed", ["cannot be removed", "run.seed=VALUE"]),
+        ("~data", ["cannot be removed", "choose one of data=file, "]),
+        ("~method.trqc", ["cannot be removed", "set one of its keys, e.g. method.trqc.q_target=VALUE"]),
+        ("run.name=a/b", ["run.name: 'a/b' cannot be used"]),
+        ("run.name=a..b", ["run.name: 'a..b' cannot be used"]),
+        ("run.name=-a", ["run.name: '-a' cannot be used"]),
+        ("learner.betas=[1.0,0.999]", ["learner.betas.0=1.0", "less than 1"]),
+        ("learner.betas=[0.9,1.0]", ["learner.betas.1=1.0", "less than 1"]),
         ("run=3", ["run is a block of keys", "run.name"]),
         ("hydra.run.dir=x", ["none of Hydra's own settings"]),
         ("run.seed=1,2", ["one run takes one value", "run.seed=[1,2]"]),
@@ -235,6 +242,58 @@ def test_broken_yaml_names_file_and_line(tmp_path: Path) -> None:
     text = message("preset=mine", dirs=[mine])
     assert "mine.yaml:4" in text
     assert "not valid YAML" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b"# @package _global_\na: \x07\n", "characters that are not text"),
+        (b"", "empty; write `# @package _global_`"),
+        (b"# @package _global_\n- a\n", "holds a list, not keys"),
+        (b"preset: mine\n", "make `# @package _global_` its first line"),
+        (b"# a word first\n# @package _global_\npreset: mine\n", "make `# @package _global_` its first line"),
+        (b"# @package _global_\ndefaults: [mine]\npreset: mine\n", "lead back to itself (mine -> mine)"),
+    ],
+)
+def test_a_users_file_that_cannot_be_merged_is_named(tmp_path: Path, body: bytes, part: str) -> None:
+    mine = folder(tmp_path, "")
+    (mine / "preset" / "mine.yaml").write_bytes(body)
+    text = message("preset=mine", dirs=[mine])
+    assert text.startswith(f"{mine / 'preset' / 'mine.yaml'}: ")
+    assert part in text
+    assert len(text.splitlines()) == 1
+    assert compose(["preset=sane"], [mine]).config.preset == "sane"  # a file that is not chosen harms nobody
+
+
+def test_presets_that_lead_to_each_other_are_named(tmp_path: Path) -> None:
+    head = "# @package _global_\npreset: mine\n"
+    mine = folder(tmp_path, f"{head}defaults: [yours]\n")
+    (mine / "preset" / "yours.yaml").write_text(f"{head}defaults: [mine]\n", encoding="utf-8")
+    assert "lead back to itself (mine -> yours -> mine)" in message("preset=mine", dirs=[mine])
+
+
+def test_a_file_of_another_group_is_looked_at_too(tmp_path: Path) -> None:
+    """Reached by the word itself, and through a preset's defaults."""
+    mine = folder(tmp_path, "", "data/own.yaml")
+    assert f"{mine / 'data' / 'own.yaml'}: empty" in message("data=own", dirs=[mine])
+    (mine / "preset").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /data: own\npreset: mine\n"
+    (mine / "preset" / "mine.yaml").write_text(text, encoding="utf-8")
+    assert f"{mine / 'data' / 'own.yaml'}: empty" in message("preset=mine", dirs=[mine])
+
+
+def test_a_deleted_current_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "the current folder has been deleted" in message()
+
+
+def test_a_composed_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "composed.yaml").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"composed\.yaml: not UTF-8"):
+        read_composed(tmp_path / "composed.yaml")
 
 
 # --- what is imported ---------------------------------------------------------------------------------------
