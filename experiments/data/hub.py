@@ -55,10 +55,16 @@ def read_hub(
 
 
 def _load(datasets: Any, name: str, split: str, revision: str | None, cache_dir: str | Path | None) -> Any:
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
+
     cache = str(cache_dir) if cache_dir is not None else None
     try:
         return datasets.load_dataset(name, split=split, revision=revision, cache_dir=cache)
-    except (ConnectionError, TimeoutError) as error:
+    except HfHubHTTPError as error:  # an answer, but not the data set
+        raise DataError(
+            f"{name}: the hub refuses it: {_first_line(error)}; check data.name and your access"
+        ) from None
+    except (ConnectionError, TimeoutError, LocalEntryNotFoundError, HTTPError) as error:
         raise UnreachableError(
             f"{name}: the hub does not answer ({_first_line(error)}); download a file and use data=file"
         ) from None

@@ -68,7 +68,7 @@ class SentenceEncoder:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
             model = AutoModel.from_pretrained(str(path), local_files_only=True, dtype=getattr(torch, dtype))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a damaged file comes as whatever error the reading library has
             raise ModelError(f"encoder folder {path} cannot be loaded: {_first_line(error)}") from error
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token

@@ -174,17 +174,24 @@ def test_the_hub_reader_names_what_is_wrong(offline):
 
 
 def test_a_hub_out_of_reach_and_a_missing_package(monkeypatch):
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+
     class Fake:
         class exceptions:
             class DatasetsError(Exception):
                 pass
 
-        @staticmethod
-        def load_dataset(*args, **kwargs):
-            raise ConnectionError("no route\nto host")
+        def __init__(self, error):
+            self.error = error
 
-    with pytest.raises(UnreachableError, match=r"x/y: the hub does not answer \(no route\)"):
-        hub._load(Fake, "x/y", "train", None, None)
+        def load_dataset(self, *args, **kwargs):
+            raise self.error
+
+    for kind in (ConnectionError, LocalEntryNotFoundError, HTTPError):
+        with pytest.raises(UnreachableError, match=r"x/y: the hub does not answer \(no route\)"):
+            hub._load(Fake(kind("no route\nto host")), "x/y", "train", None, None)
+    with pytest.raises(DataError, match="x/y: cannot be loaded: no such split"):
+        hub._load(Fake(ValueError("no such split")), "x/y", "train", None, None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependencyError, match="pip install"):
         read_hub("x/y")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -115,3 +116,13 @@ def test_missing_or_broken_folders_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot be loaded"):
         SentenceEncoder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_damaged_files_of_an_encoder_are_named(folder, tmp_path, name):
+    broken = tmp_path / "bert"
+    shutil.copytree(folder, broken)
+    (broken / name).write_bytes((broken / name).read_bytes()[:40])
+    with pytest.raises(ModelError, match=r"bert cannot be loaded: \S") as caught:
+        SentenceEncoder(broken)
+    assert "\n" not in str(caught.value)
