@@ -28,6 +28,8 @@ from racelab.experiments.runfolder import RunFolder
 
 Record = dict[str, Any]
 KINDS: Final = frozenset({"metrics", "rows", "tags", "end"})
+ENDS: Final = frozenset({"finished", "failed", "interrupted"})
+"""Statuses that an end record may have."""
 _TAIL_BLOCK: Final = 1 << 16
 
 
@@ -179,13 +181,19 @@ def last_valid_steps(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def cut_offsets(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Attempt -> byte offset of its file from which on a later attempt has redone it (see `begin_attempt`)."""
+    """Attempt -> byte offset of its file from which on a later attempt has redone it (see `begin_attempt`).
+
+    An attempt between the checkpoint's and the one that goes on from it left nothing that was restored, so its
+    offset is 0. Example: attempt 3 goes on at offset 90 of attempt 1: {1: 90, 2: 0}.
+    """
     cuts: dict[int, int] = {}
     for entry in attempts:
         cut = entry.get("cut")
         if cut:
             number, offset = int(cut["attempt"]), int(cut["offset"])
             cuts[number] = min(offset, cuts.get(number, offset))
+            later = (int(other["attempt"]) for other in attempts)
+            cuts |= {between: 0 for between in later if number < between < int(entry["attempt"])}
     return cuts
 
 
@@ -213,9 +221,22 @@ def _decode(line: bytes, path: Path, offset: int) -> Record:
         record = json.loads(line)
     except ValueError as error:
         raise DataError(f"{path} is damaged at byte {offset} ({error}); remove that line by hand") from error
-    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+    if not isinstance(record, dict) or not _is_record(record):
         raise DataError(f"{path} has no spool record at byte {offset}; remove that line by hand")
     return record
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a line has what its kind promises, so that no reader needs to ask again."""
+    if type(record.get("step")) is not int or type(record.get("ts")) is not int:
+        return False
+    kind = record.get("kind")
+    if kind == "rows":
+        rows = record.get("rows")
+        return isinstance(record.get("table"), str) and isinstance(rows, list)
+    if kind == "end":
+        return record.get("status") in ENDS
+    return kind in KINDS and isinstance(record.get("values"), dict)
 
 
 def read_spool(run: RunFolder) -> Iterator[Record]:

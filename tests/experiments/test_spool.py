@@ -21,6 +21,7 @@ from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking import spool as spool_module
 from racelab.experiments.tracking.spool import (
     SpoolWriter,
+    cut_offsets,
     encode,
     last_end,
     last_step,
@@ -192,3 +193,37 @@ def test_what_a_later_attempt_redoes_of_the_same_step_is_dropped(tmp_path: Path)
     second.append([{"kind": "metrics", "step": 2, "values": {"view": 1.0}}])
     second.close()
     assert [(r["attempt"], r["values"]) for r in read_spool(run)] == [(1, {"a": 1.0}), (2, {"view": 1.0})]
+
+
+def test_an_attempt_that_left_no_checkpoint_is_superseded_as_a_whole(tmp_path: Path) -> None:
+    """Attempt 1 saves at step 2, attempt 2 is stopped before it saves, attempt 3 goes on from attempt 1."""
+    run = make(tmp_path)
+    run.begin_attempt()
+    first = SpoolWriter(run.spool_dir / "1.jsonl")
+    first.append([metrics(2, a=1.0)])
+    place = {"attempt": 1, "offset": first.sync()}
+    first.close()
+    for value in (2.0, 3.0):
+        attempt = run.begin_attempt(from_step=2, cut=place)
+        writer = SpoolWriter(run.spool_dir / f"{attempt}.jsonl")
+        writer.append([metrics(2, a=value)])
+        writer.close()
+    assert cut_offsets(run.attempts()) == {1: place["offset"], 2: 0}
+    assert [(r["attempt"], r["values"]["a"]) for r in read_spool(run)] == [(1, 1.0), (3, 3.0)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "metrics", "ts": 1, "values": {}},
+        {"kind": "metrics", "step": "3", "ts": 1, "values": {}},
+        {"kind": "metrics", "step": 3, "ts": 1},
+        {"kind": "rows", "step": 3, "ts": 1, "table": "groups"},
+        {"kind": "end", "step": 3, "ts": 1, "status": "asleep"},
+    ],
+)
+def test_a_line_without_what_its_kind_promises_is_damage(tmp_path: Path, line: dict[str, object]) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"1\.jsonl has no spool record at byte 0"):
+        list(read_lines(path))
