@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -31,6 +32,7 @@ _SECRET: Final = re.compile(
     rf"(?im)^(?P<key>[ \t+]*(?:[\w.]*\.)?(?:\w+_)?{_KEYS}[ \t]*[=:])"
     r"(?![ \t]*(?:null\b|''|\"\"|$))(?P<value>.+)$"
 )
+_USER_INFO: Final = re.compile(r"(?i)(?<=://)[^\s/:@]*:[^\s/]*@|(?:(?<=http://)|(?<=https://))[^\s/]+@")
 _NOT_IN_DIFF: Final = (
     ":(top,exclude)*.env",
     ":(top,exclude)*.pem",
@@ -40,8 +42,20 @@ _NOT_IN_DIFF: Final = (
 
 
 def redact(text: str) -> str:
-    """`text` (YAML or `key=value` lines) with the values of password-like keys replaced by `***`."""
-    return _SECRET.sub(r"\g<key> ***", text)
+    """`text` (YAML or `key=value` lines) with the values of password-like keys replaced by `***`.
+
+    The `user:password@` of an address is left out altogether, so that the address still serves: who resumes
+    or syncs gives the password in MLFLOW_TRACKING_URI.
+    """
+    return _USER_INFO.sub("", _SECRET.sub(r"\g<key> ***", text))
+
+
+def redact_command(line: str) -> str:
+    """A shell command line with each of its words redacted."""
+    try:
+        return shlex.join(redact(word) for word in shlex.split(line))
+    except ValueError:  # not a shell's line: better too much taken away than too little
+        return redact(line)
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
@@ -83,8 +97,12 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def git_diff(folder: Path) -> str:
-    """Uncommitted changes of tracked files but key files; empty if none, cut with a note beyond 5 MB."""
+    """Uncommitted changes of tracked files but key files; empty if none, cut with a note beyond 5 MB.
+
+    Code is left as it is, but for the `user:password@` of addresses.
+    """
     diff = _git(folder, "diff", "--no-color", "--no-ext-diff", "HEAD", "--", ":/", *_NOT_IN_DIFF) or ""
+    diff = _USER_INFO.sub("", diff)
     if len(diff) > _MAX_DIFF_BYTES:
         return diff[:_MAX_DIFF_BYTES] + f"\n# cut here: the diff has {len(diff)} characters\n"
     return diff

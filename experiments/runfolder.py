@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from racelab.experiments.environment import git_diff, redact, snapshot
+from racelab.experiments.environment import git_diff, redact, redact_command, snapshot
 from racelab.experiments.errors import RunFolderError
 from racelab.experiments.fsio import (
     explain,
@@ -78,6 +78,25 @@ def check_name(name: str) -> str:
             "starting with a letter or digit"
         )
     return name
+
+
+def _bad_key(record: Mapping[str, Any]) -> str:
+    """What a `run.json` lacks of the fields that every reader relies on; "" if nothing."""
+    for key in ("run_id", "name", "status", "started"):
+        if not isinstance(record.get(key), str):
+            return f"{key} is {record.get(key)!r}, not a text"
+    if record["status"] not in _STORED:
+        return f"status is {record['status']!r}, none of {', '.join(sorted(_STORED))}"
+    for key in ("steps", "seed"):
+        if type(record.get(key)) not in (int, type(None)):
+            return f"{key} is {record[key]!r}, not a whole number"
+    if not isinstance(record.get("tracking", {}), dict):
+        return "tracking is not an object"
+    try:
+        datetime.fromisoformat(record["started"])
+    except ValueError:
+        return f"started is {record['started']!r}, not a time"
+    return ""
 
 
 def _random_suffix() -> str:
@@ -130,6 +149,7 @@ class RunFolder:
             "name": name, "kind": "", "method": "", "variant": "", "task": "", "condition": "", "seed": None,
             "steps": 0, "mlflow_run_id": None, "reason": "",
             **info,
+            **({"command": redact_command(str(info["command"]))} if info.get("command") else {}),
             "schema": SCHEMA, "run_id": run.run_id, "status": "queued",
             "started": started.isoformat(timespec="milliseconds"),
         }  # fmt: skip
@@ -174,7 +194,7 @@ class RunFolder:
         """The run in `path`.
 
         Raises:
-            RunFolderError: there is no run, or its layout has another schema number.
+            RunFolderError: there is no run, its layout has another schema number, or its `run.json` is damaged.
         """
         folder = Path(path).absolute()
         if not (folder / "run.json").is_file():
@@ -186,7 +206,12 @@ class RunFolder:
                 f"{folder / 'run.json'} has schema {schema}, this racelab reads schema {SCHEMA}; "
                 "use the racelab version named in its env/environment.json"
             )
-        return cls(folder, str(record.get("run_id", folder.name)))
+        bad = _bad_key(record)
+        if bad:
+            raise RunFolderError(
+                f"{folder / 'run.json'} is damaged: {bad}; restore it from a copy or remove the run"
+            )
+        return cls(folder, record["run_id"])
 
     @property
     def spool_dir(self) -> Path:
@@ -199,8 +224,16 @@ class RunFolder:
         return record
 
     def attempts(self) -> list[dict[str, Any]]:
-        """`attempts.json`, oldest first: {attempt, from_step, started, pid, host, slurm_job_id}."""
-        entries: list[dict[str, Any]] = read_json(self.path / "attempts.json")
+        """`attempts.json`, oldest first: {attempt, from_step, started, pid, host, slurm_job_id, cut}.
+
+        Raises:
+            RunFolderError: the file is missing or damaged.
+        """
+        file = self.path / "attempts.json"
+        entries: list[dict[str, Any]] = read_json(file)
+        whole = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+        if not whole or not all(type(e.get(k)) is int for e in entries for k in ("attempt", "from_step")):
+            raise RunFolderError(f"{file} is damaged: an attempt lacks its number or its first step")
         return entries
 
     def update(self, **fields: Any) -> None:
@@ -299,9 +332,10 @@ class RunLock:
         if not try_flock(self._fd, _LOCK_WAIT_S):
             os.close(self._fd)
             holder = run.holder() or {}
+            pid, host = holder.get("pid", "?"), holder.get("host", "?")
             raise RunFolderError(
-                f"run {run.run_id} is in use by pid {holder.get('pid', '?')} on host "
-                f"{holder.get('host', '?')}; wait for it, or stop it with `racelab cancel`"
+                f"run {run.run_id} is in use by pid {pid} on host {host}; wait for it, or stop it there with "
+                f"`kill {pid}`"
             )
         body = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now_iso()})
         os.ftruncate(self._fd, 0)

@@ -186,7 +186,7 @@ def test_git_state_and_diff_are_recorded(tmp_path: Path, monkeypatch: pytest.Mon
     (repo / "prod.env").write_text("KEY=1\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *words], check=True)
-    (repo / "a.txt").write_text("two\n")
+    (repo / "a.txt").write_text("two http://me:pw@host\n")
     (repo / "prod.env").write_text("KEY=hush\n")
     monkeypatch.chdir(repo)
     run = make(tmp_path / "runs")
@@ -196,6 +196,58 @@ def test_git_state_and_diff_are_recorded(tmp_path: Path, monkeypatch: pytest.Mon
     ).stdout.strip()
     assert (state["sha"], state["dirty"]) == (head, True)
     diff = (run.path / "env" / "git.diff").read_text()
-    assert "+two" in diff
+    assert "+two http://host\n" in diff
     assert "hush" not in diff
     assert git_diff(tmp_path) == ""
+
+
+def test_a_password_in_an_address_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # not in a repository, whose changes are stored too
+    word = "tracking.uri=http://me:hu@sh@host:5000/x"
+    run = RunFolder.create(
+        tmp_path, "s", composed_yaml="tracking:\n  uri: http://me:hu@sh@host:5000/x\n", overrides=[word],
+        info={"command": f"racelab train {word} judge.api_key=hush 'run.name=a b'"},
+    )  # fmt: skip
+    stored = "".join(p.read_text() for p in run.path.rglob("*") if p.is_file())
+    assert "hu@" not in stored
+    assert "hush" not in stored
+    assert read_json(run.path / "config" / "overrides.json") == ["tracking.uri=http://host:5000/x"]
+    assert run.info()["command"].startswith("racelab train tracking.uri=http://host:5000/x ")
+    assert run.info()["command"].endswith(" 'run.name=a b'")
+    for kept in ("sqlite:////a/b@c.db", "see http://host/@x", "hf://org/model@main", "http://host me@b"):
+        assert redact(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("status", None),
+        ("status", "asleep"),
+        ("steps", "many"),
+        ("started", "now"),
+        ("name", 3),
+        ("tracking", []),
+    ],
+)
+def test_a_damaged_record_is_said_when_the_run_is_opened(tmp_path: Path, key: str, value: object) -> None:
+    run = make(tmp_path)
+    write_json_atomic(run.path / "run.json", run.info() | {key: value})
+    with pytest.raises(RunFolderError, match=rf"run\.json is damaged: {key} "):
+        RunFolder.open(run.path)
+
+
+def test_damaged_attempts_are_said(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    for damage in ({}, [3], [{"attempt": 1}]):
+        write_json_atomic(run.path / "attempts.json", damage)
+        with pytest.raises(RunFolderError, match=r"attempts\.json is damaged"):
+            run.attempts()
+
+
+def test_a_run_in_use_says_how_to_stop_it(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    with (
+        run.lock(),
+        pytest.raises(RunFolderError, match=rf"in use by pid {os.getpid()} .*`kill {os.getpid()}`"),
+    ):
+        run.lock()
