@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from racelab.experiments.errors import DataError, RunFolderError
 from racelab.experiments.fsio import read_json
 from racelab.experiments.runfolder import RunFolder
-from racelab.experiments.tracking.spool import read_spool, spool_files
+from racelab.experiments.tracking.spool import read_spool
 from racelab.experiments.tracking.tables import (
     TABLES,
     arrow_schema,
     cell,
     column_kinds,
     table_rows,
+    tables_current,
     value_kind,
 )
 
@@ -41,7 +42,7 @@ def load_table(run: RunFolder, name: str) -> pd.DataFrame:
     Raises:
         DataError: neither known nor in this run; the message lists what there is.
     """
-    table = _from_parquet(run, name) if _is_current(run) else _from_spool(run, name)
+    table = _from_parquet(run, name) if tables_current(run) else _from_spool(run, name)
     if table is None:
         if name not in TABLES:
             there = sorted({table for record in read_spool(run) for table, _ in table_rows(record)})
@@ -71,12 +72,6 @@ def load_manifest(run: RunFolder) -> dict[str, Any] | None:
     return manifest
 
 
-def _is_current(run: RunFolder) -> bool:
-    manifest = load_manifest(run)
-    files = spool_files(run).values()
-    return manifest is not None and manifest["spool"] == {p.name: p.stat().st_size for p in files}
-
-
 def _from_parquet(run: RunFolder, name: str) -> pa.Table | None:
     import pyarrow.parquet as pq
 
@@ -87,7 +82,9 @@ def _from_parquet(run: RunFolder, name: str) -> pa.Table | None:
     try:
         return pq.read_table(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path} ({error}); remove it and run `racelab sync`") from error
+        raise DataError(
+            f"cannot read {path} ({error}); remove it, and `racelab sync {run.run_id}` builds it anew"
+        ) from error
 
 
 def _from_spool(run: RunFolder, name: str) -> pa.Table | None:

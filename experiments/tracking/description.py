@@ -22,8 +22,9 @@ def run_tags(run: RunFolder) -> dict[str, str]:
     tags["racelab.attempt"] = str(attempts[-1]["attempt"] if attempts else 0)
     tags["racelab.path"] = str(run.path)
     config = run.path / "config" / "composed.yaml"
-    tags.setdefault("racelab.config_sha256", file_sha256(config))
-    git = read_json(run.path / "env" / "environment.json").get("git")
+    if config.is_file():
+        tags.setdefault("racelab.config_sha256", file_sha256(config))
+    git = _json_or(run.path / "env" / "environment.json", {}).get("git")
     if git:
         tags["racelab.code_sha"] = git["sha"] + ("+changes" if git["dirty"] else "")
     tags["mlflow.note.content"] = run_note(run)
@@ -33,7 +34,7 @@ def run_tags(run: RunFolder) -> dict[str, str]:
 def run_note(run: RunFolder) -> str:
     """What MLflow shows on top of the run's page (Markdown)."""
     info = run.info()
-    words = read_json(run.path / "config" / "overrides.json")
+    words = _json_or(run.path / "config" / "overrides.json", [])
     command = info.get("command") or shlex.join(["racelab", "train", *words])
     facts = [f"- {key}: `{info[key]}`" for key in _TAGS if info.get(key) not in (None, "")]
     return "\n".join([
@@ -50,6 +51,11 @@ def run_note(run: RunFolder) -> str:
         "",
         f"Look closer: `racelab show {run.run_id}`. The run's tables are under Artifacts, `tables/`.",
     ])  # fmt: skip
+
+
+def _json_or(file: Path, missing: Any) -> Any:
+    """A file that describes the run but does not make it: without it the numbers are still worth sending."""
+    return read_json(file) if file.is_file() else missing
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

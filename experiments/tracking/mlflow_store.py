@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from racelab.experiments.environment import redact
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.fsio import file_lock
 
@@ -41,6 +42,9 @@ MAX_PAIRS: Final = 100
 MAX_PARAM: Final = 6_000
 MAX_TAG: Final = 8_000
 _PROBE_S: Final = 2.0
+_SQLITE: Final = "sqlite:///"
+_SCHEMES: Final = frozenset({"http", "https", "postgresql", "mysql", "mssql", "databricks"})
+_MEND: Final = "use sqlite:////absolute/mlflow.db or http://host:port (tracking.uri, MLFLOW_TRACKING_URI)"
 _BAD_KEY: Final = re.compile(r"[^\w\-. /:]")
 
 Point = tuple[str, float, int, int]
@@ -51,25 +55,40 @@ def tracking_uri(root: Path, configured: str | None = None) -> str:
     """The store of the runs under `root`: `configured`, else MLFLOW_TRACKING_URI, else `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: a kind of address that loses data or is gone from MLflow (plain folders).
+        ConfigError: a kind of address that loses data or is gone from MLflow (plain folders), or one that is
+            none: another scheme, no host, no such port.
     """
     uri = configured or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return f"sqlite:///{root.absolute() / 'mlflow.db'}"
-    scheme = urllib.parse.urlsplit(uri).scheme
-    if scheme == "sqlite":
-        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    parts = _split(uri)
+    scheme = parts.scheme.partition("+")[0]
+    if scheme == "sqlite" and uri.startswith(_SQLITE) and len(uri) > len(_SQLITE):
+        return f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).absolute()}"
     if scheme in ("", "file"):
         raise ConfigError(
-            f"tracking address {uri!r} is a folder, which MLflow no longer writes; "
-            "use sqlite:////absolute/mlflow.db or http://host:port"
+            f"tracking address {redact(uri)!r} is a folder, which MLflow no longer writes; {_MEND}"
         )
+    if scheme not in _SCHEMES or not uri.startswith(f"{parts.scheme}://"):
+        raise ConfigError(f"tracking address {redact(uri)!r} is of no kind that MLflow knows; {_MEND}")
+    if scheme in ("http", "https") and not parts.hostname:
+        raise ConfigError(f"tracking address {redact(uri)!r} names no host; {_MEND}")
     return uri
 
 
+def _split(uri: str) -> urllib.parse.SplitResult:
+    """The parts of an address. Raises ConfigError if its host or port is none."""
+    try:
+        parts = urllib.parse.urlsplit(uri)
+        _ = parts.port  # parsed when asked for
+    except ValueError as error:
+        raise ConfigError(f"tracking address {redact(uri)!r}: {redact(str(error))}; {_MEND}") from error
+    return parts
+
+
 def without_credentials(uri: str) -> str:
-    """`uri` without `user:password@`, to be stored and shown."""
-    parts = urllib.parse.urlsplit(uri)
+    """`uri` without `user:password@`, to be stored and shown. Raises ConfigError if it is no address."""
+    parts = _split(uri)
     if "@" not in parts.netloc:
         return uri
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -16,22 +16,21 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from racelab.experiments.errors import DataError, RacelabError, RunFolderError, UnreachableError
-from racelab.experiments.fsio import file_lock, now_iso, read_json, write_json_atomic
+from racelab.experiments.fsio import file_lock, is_locked, now_iso, read_json, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking.address import run_uri, stored_config
 from racelab.experiments.tracking.description import file_sha256, flatten, run_tags, tag_key
 from racelab.experiments.tracking.mlflow_store import (
     MAX_METRICS,
     MlflowStore,
     Point,
-    tracking_uri,
-    with_credentials,
     without_credentials,
 )
 from racelab.experiments.tracking.spool import (
@@ -43,7 +42,7 @@ from racelab.experiments.tracking.spool import (
     read_lines,
     spool_files,
 )
-from racelab.experiments.tracking.tables import write_tables
+from racelab.experiments.tracking.tables import tables_current, write_tables
 
 HEARTBEAT_S: Final = 30.0
 POLL_S: Final = 0.25
@@ -126,10 +125,7 @@ class Shipper:
         return parent
 
     def _send_params(self, store: MlflowStore, mlflow_id: str) -> None:
-        import yaml
-
-        config = yaml.safe_load((self.run.path / "config" / "composed.yaml").read_text(encoding="utf-8"))
-        wanted = flatten(config) if isinstance(config, Mapping) else {}
+        wanted = flatten(stored_config(self.run))
         there = store.params(mlflow_id)
         store.log(mlflow_id, params={key: value for key, value in wanted.items() if key not in there})
 
@@ -220,7 +216,8 @@ class Shipper:
         assert self._store is not None
         sent = self._position["artifacts"]
         for folder in folders:
-            for file in sorted((self.run.path / folder).iterdir()):
+            place = self.run.path / folder
+            for file in sorted(place.iterdir()) if place.is_dir() else ():
                 top = folder == "."
                 if file.name.startswith(".") or not file.is_file():
                     continue
@@ -256,12 +253,6 @@ def read_position(run: RunFolder, uri: str) -> dict[str, Any]:
     return {"uri": bare, "mlflow_run_id": None, "attempts": {}, "artifacts": {}}
 
 
-def run_uri(run: RunFolder) -> str:
-    """The address of the run's store, as its tracker recorded it."""
-    stored = run.info().get("tracking", {}).get("uri")
-    return with_credentials(str(stored)) if stored else tracking_uri(run.path.parent)
-
-
 def backlog(run: RunFolder) -> int:
     """Spool records that the run's store has not got yet."""
     places = read_position(run, run_uri(run))["attempts"]
@@ -285,9 +276,13 @@ def sync(run: RunFolder) -> SyncReport:
         try:
             stack.enter_context(_ship_lock(run, wait_s=0.5))
         except RunFolderError:
+            if not is_locked(run.spool_dir / "ship.lock"):
+                raise  # nobody has it: the folder cannot be written
             return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, backlog(run), closed, live=True)
         if backlog(run) == 0:
             # nothing to say, so nothing to connect for
+            if not run.is_held():
+                _refresh_tables(run)
             return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, 0, closed)
         shipper = Shipper(run, run_uri(run))
         shipper.ship()
@@ -324,10 +319,8 @@ def _close_stale(run: RunFolder) -> bool:
 
 
 def _refresh_tables(run: RunFolder) -> None:
-    """Builds the tables unless they hold the whole spool already."""
-    sizes = {path.name: path.stat().st_size for path in spool_files(run).values()}
-    manifest = run.path / "manifest.json"
-    if not manifest.exists() or read_json(manifest).get("spool") != sizes:
+    """Builds the tables unless they are there and hold the whole spool already."""
+    if not tables_current(run):
         write_tables(run)
 
 

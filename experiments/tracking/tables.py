@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from racelab.experiments.errors import RunFolderError
-from racelab.experiments.fsio import explain, write_json_atomic
+from racelab.experiments.fsio import explain, read_json, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import Record, last_end, read_spool, spool_files
 
@@ -180,9 +180,26 @@ def write_tables(run: RunFolder) -> dict[str, Any]:
     return manifest
 
 
+def tables_current(run: RunFolder) -> bool:
+    """Whether the tables are all there and were made from the whole spool."""
+    try:
+        manifest = read_json(run.path / "manifest.json")
+    except RunFolderError:  # not built yet, or damaged: to be built anew
+        return False
+    if not isinstance(manifest, dict):
+        return False
+    sizes = {path.name: path.stat().st_size for path in spool_files(run).values()}
+    tables = manifest.get("tables") or {}
+    there = all((run.path / "tables" / f"{name}.parquet").is_file() for name in tables)
+    return there and manifest.get("spool") == sizes
+
+
 def _write_all(run: RunFolder, kinds: Mapping[str, Columns]) -> dict[str, Any]:
     folder = run.path / "tables"
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the tables of {run.path}: {explain(error)}") from error
     builders = {name: _Builder(name, folder, columns) for name, columns in kinds.items()}
     try:
         for record in read_spool(run):

@@ -84,7 +84,8 @@ class SpoolTracker:
         self._wait_s = wait_s
         self._address = tracking_uri(run.path.parent, uri) if ship else ""
         if ship:
-            run.update(tracking={"uri": without_credentials(self._address), "experiment": experiment})
+            address = without_credentials(self._address)
+            run.update(tracking={"uri": address, "configured": bool(uri), "experiment": experiment})
         self._spool = SpoolWriter(run.spool_dir / f"{attempt}.jsonl", clock)
         self._step = next((int(a["from_step"]) for a in run.attempts() if a["attempt"] == attempt), 0)
         self._closed = False

@@ -110,3 +110,13 @@ def test_a_broken_table_is_named(live: Live) -> None:
     (run.path / "tables" / "groups.parquet").write_bytes(b"not parquet")
     with pytest.raises(DataError, match=r"cannot read .*groups\.parquet .*racelab sync"):
         load_table(run, "groups")
+
+
+def test_a_table_that_was_removed_is_read_from_the_spool(live: Live) -> None:
+    run, tracker = live
+    tracker.close("finished")
+    whole = load_table(run, "groups")
+    (run.path / "tables" / "groups.parquet").unlink()
+    pd.testing.assert_frame_equal(load_table(run, "groups"), whole)
+    (run.path / "manifest.json").write_text("{", encoding="utf-8")
+    pd.testing.assert_frame_equal(load_table(run, "groups"), whole)

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from racelab.experiments.errors import ConfigError, UnreachableError
+from racelab.experiments.errors import ConfigError, RunFolderError, UnreachableError
 from racelab.experiments.fsio import write_json_atomic
 from racelab.experiments.ports import Tracker
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.experiments.tracking import shipper as shipper_module
+from racelab.experiments.tracking.address import run_uri, stored_config
 from racelab.experiments.tracking.description import flatten
 from racelab.experiments.tracking.mlflow_store import (
     MlflowStore,
@@ -30,7 +31,7 @@ from racelab.experiments.tracking.mlflow_store import (
     valid_key,
     without_credentials,
 )
-from racelab.experiments.tracking.shipper import Shipper, backlog, run_uri, sync
+from racelab.experiments.tracking.shipper import Shipper, backlog, sync
 from racelab.experiments.tracking.tracker import NullTracker, SpoolTracker
 from racelab.experiments.types import StepRecord
 
@@ -306,9 +307,21 @@ def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert tracking_uri(Path("runs")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
     assert tracking_uri(tmp_path, "sqlite:///own.db") == f"sqlite:///{tmp_path}/own.db"
-    for bad in ("./mlruns", "file:///tmp/mlruns"):
-        with pytest.raises(ConfigError, match="is a folder"):
+    for bad, words in {
+        "./mlruns": "is a folder",
+        "file:///tmp/mlruns": "is a folder",
+        "http://127.0.0.1:99999": "Port out of range",
+        "http://me:hush@host:port": "Port could not be cast",
+        "http://[half": "Invalid IPv6",
+        "http:foo": "of no kind",
+        "http:///x": "names no host",
+        "ftp://x": "of no kind",
+        "sqlite:own.db": "of no kind",
+    }.items():
+        with pytest.raises(ConfigError, match=words) as caught:
             tracking_uri(tmp_path, bad)
+        assert "hush" not in str(caught.value)
+    assert tracking_uri(tmp_path, "postgresql+psycopg2://u:p@db/x") == "postgresql+psycopg2://u:p@db/x"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hush@host:5000")
     assert tracking_uri(tmp_path) == "http://me:hush@host:5000"
     assert without_credentials("http://me:hush@host:5000") == "http://host:5000"
@@ -483,3 +496,57 @@ def test_many_processes_may_meet_at_a_fresh_store(tmp_path: Path) -> None:
     answers = {child.communicate(timeout=180)[0].strip() for child in children}
     assert [child.returncode for child in children] == [0] * 6
     assert len(answers) == 1
+
+
+def test_a_run_that_named_no_store_goes_where_the_variable_points(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, bound = make(root), make(root)
+    free.update(tracking={"uri": "http://old:5000", "configured": False, "experiment": "racelab"})
+    bound.update(tracking={"uri": "http://old:5000", "configured": True, "experiment": "racelab"})
+    assert run_uri(free) == "http://old:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw@new:5000")
+    assert run_uri(free) == "http://me:pw@new:5000"
+    assert run_uri(bound) == "http://old:5000"
+    free.update(tracking={"uri": "http://old:5000", "experiment": "racelab"})  # of before the field
+    assert run_uri(free) == "http://me:pw@new:5000"
+    (free.path / "config" / "composed.yaml").write_text(
+        "tracking: {uri: 'http://old:5000'}\n", encoding="utf-8"
+    )
+    assert run_uri(free) == "http://old:5000"
+
+
+def test_a_recorded_address_that_is_none_names_the_run(root: Path) -> None:
+    run = make(root)
+    run.update(tracking={"uri": "http://127.0.0.1:99999", "configured": True, "experiment": "racelab"})
+    with pytest.raises(RunFolderError, match=rf"{run.run_id}/run\.json: .*Port out of range"):
+        run_uri(run)
+
+
+def test_sync_rebuilds_tables_that_are_gone_and_needs_no_description(root: Path) -> None:
+    run = make(root)
+    run_attempt(run, range(1, 3), "finished")
+    shutil.rmtree(run.path / "tables")
+    for file in ("config/composed.yaml", "config/overrides.json", "env/environment.json"):
+        (run.path / file).unlink()
+    assert sync(run).delivered == 5
+    table = run.path / "tables" / "val_examples.parquet"
+    assert table.is_file()
+    table.unlink()
+    assert sync(run).delivered == 0
+    assert table.is_file()
+
+
+def test_a_config_that_is_no_yaml_is_named(root: Path) -> None:
+    run = make(root)
+    (run.path / "config" / "composed.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunFolderError, match=r"composed\.yaml is not YAML"):
+        stored_config(run)
+
+
+def test_a_folder_that_cannot_be_written_is_not_in_use(root: Path) -> None:
+    run = make(root)
+    run_attempt(run, range(1, 3), "finished")
+    (run.spool_dir / "ship.lock").mkdir()  # as unwritable as a read-only disk, also for root
+    with pytest.raises(RunFolderError, match=r"cannot lock .*ship\.lock"):
+        sync(run)
