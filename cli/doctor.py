@@ -70,7 +70,7 @@ def examine(root: Path) -> list[Check]:
     for room in rooms:
         try:
             found.extend(room(root))
-        except (OSError, ImportError, RuntimeError, RacelabError) as error:
+        except (OSError, ImportError, RuntimeError, ValueError, LookupError, RacelabError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             found.append(
                 Check(room.__name__.strip("_"), "broken", line, "see the message; then run make setup")

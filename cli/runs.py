@@ -11,9 +11,10 @@ from typing import Any
 
 from racelab.cli.console import number, print_json, print_table, say
 from racelab.cli.train import run_root
+from racelab.experiments.errors import DataError, RunFolderError
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import read_lines, spool_files
-from racelab.sweeps.manifest import RunInfo, list_runs
+from racelab.sweeps.manifest import RunInfo, survey
 
 _TAIL_BYTES = 1 << 19
 REWARD = "train/reward/mean"
@@ -25,32 +26,47 @@ class Progress:
     """How far a run is.
 
     Attributes:
-        step: last global step in its record, 0 if there is none.
+        step: last global step in its record, 0 if there is none, None if the record is damaged.
         reward: last mean reward of a policy step, None if the end of the record holds none.
     """
 
-    step: int = 0
+    step: int | None = 0
     reward: float | None = None
 
 
 def runs(root: Path | None, limit: int | None, json_output: bool) -> int:
-    """Prints the runs; all of them under --json unless a limit is given."""
+    """Prints the runs; all of them under --json unless a limit is given.
+
+    A damaged run is one line on stderr and keeps no other from being listed.
+    """
     folder = run_root(str(root) if root else "")
-    found = list_runs(folder)
+    found, damaged = survey(folder)
     default = len(found) if json_output else _SHOWN
     shown = found[: (limit or len(found)) if limit is not None else default]
-    rows = [(info, last_progress(RunFolder(Path(info.path), info.run_id))) for info in shown]
+    rows = [(info, _progress(info)) for info in shown]
+    for problem in damaged.values():
+        say(f"warning: {problem}")
     if json_output:
         print_json([_as_json(info, progress) for info, progress in rows])
         return 0
-    if not found:
+    if not found and not damaged:
         say(f"no runs in {folder}; start one with: racelab train")
         return 0
     columns = ["run", "name", "method", "status", "step", "reward", "started", "folder"]
-    print_table(columns, [_row(info, progress) for info, progress in rows], right=["step", "reward"])
+    unread = [[path.name, "-", "-", "damaged", "-", "-", "-", _near(str(path))] for path in damaged]
+    print_table(columns, [_row(info, at) for info, at in rows] + unread, right=["step", "reward"])
     if len(found) > len(shown):
         say(f"{len(found) - len(shown)} older runs are not shown; --limit 0 shows all")
     return 0
+
+
+def _progress(info: RunInfo) -> Progress:
+    """`last_progress`, or a word on stderr and nothing known."""
+    try:
+        return last_progress(RunFolder(Path(info.path), info.run_id))
+    except (DataError, RunFolderError) as error:
+        say(f"warning: {error}")
+        return Progress(step=None)
 
 
 def last_progress(run: RunFolder) -> Progress:
@@ -96,14 +112,19 @@ def _as_json(info: RunInfo, progress: Progress) -> dict[str, Any]:
 
 
 def _row(info: RunInfo, progress: Progress) -> list[str]:
-    path = os.path.relpath(info.path)
     return [
         info.run_id,
         info.name,
         method_name(info),
         info.status,
-        str(progress.step),
+        "-" if progress.step is None else str(progress.step),
         number(progress.reward),
         local_time(info.started),
-        info.path if path.startswith("..") else path,
+        _near(info.path),
     ]
+
+
+def _near(path: str) -> str:
+    """Relative to the working directory if it is in there."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def print_summary(
     summary: Mapping[str, Any], end: Mapping[str, Any], folder: RunFolder, reference: str
 ) -> None:
-    """Prints `analysis.summary.summarise`'s dict; `reference` is what to type for the run."""
+    """Prints `analysis.summary.summarise`'s dict; `reference` is what to type for the run.
+
+    What a run of earlier code did not measure is a dash.
+    """
     print()
     print(f"Run {summary['name']} ({summary['run_id']}) has finished.")
     _what_happened(summary, end)
@@ -30,37 +33,39 @@ def number(value: object, digits: int = 2) -> str:
 
 
 def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
-    steps, routes = summary["steps"], summary["routes"]
-    resumed = " (the last attempt)" if end["attempts"] > 1 else ""
+    steps, routes = summary["steps"], summary.get("routes", {})
+    resumed = " (the last attempt)" if end.get("attempts", 1) > 1 else ""
+    wall = end.get("wall_s")
+    minutes = None if wall is None else wall / 60
     print(
         f"  {steps['policy']} policy and {steps['rubric']} rubric updates; "
-        f"{end['wall_s'] / 60:.1f} min, peak memory {end['peak_gib']:.1f} GiB{resumed}."
+        f"{number(minutes, 1)} min, peak memory {number(end.get('peak_gib'), 1)} GiB{resumed}."
     )
-    phases = [f"{p['kind']} {p['length']} ({p['end_reason']})" for p in summary["phases"]]
+    phases = [f"{p['kind']} {p['length']} ({p['end_reason']})" for p in summary.get("phases", [])]
     print(f"  Phases: {', '.join(phases) or 'none ended'}.")
-    print(f"  Groups: {', '.join(f'{v} {k.replace(chr(95), chr(45))}' for k, v in routes.items())}.")
+    print(f"  Groups: {', '.join(f'{v} {k.replace(chr(95), chr(45))}' for k, v in routes.items()) or '-'}.")
     print(
-        f"  Quarantine rate {number(summary['quarantine_rate'])}; advantage collapse (all rewards equal) "
-        f"{number(summary['collapse_rate'])} of the groups."
+        f"  Quarantine rate {number(summary.get('quarantine_rate'))}; advantage collapse (all rewards equal) "
+        f"{number(summary.get('collapse_rate'))} of the groups."
     )
-    health = summary["health"]
-    if health["deferred_switches"]:
+    health = summary.get("health", {})
+    if health.get("deferred_switches"):
         print(f"  {health['deferred_switches']} switches were deferred for want of pool entries.")
-    if health["trqc_first_saturated"]:
+    if health.get("trqc_first_saturated"):
         print(
-            f"  TRQC was held at a bound in {health['trqc_saturated_steps']} steps, "
+            f"  TRQC was held at a bound in {number(health.get('trqc_saturated_steps'), 0)} steps, "
             f"first at {health['trqc_first_saturated']}."
         )
-    if health["nonfinite"]:
+    if health.get("nonfinite"):
         print(f"  WARNING: values that are not finite: {', '.join(health['nonfinite'])}.")
-    if health["cost_mismatch"]:
+    if health.get("cost_mismatch"):
         print(
             f"  WARNING: {health['cost_mismatch']} model-call counts differ from what follows from the steps."
         )
 
 
 def _interval(cell: Mapping[str, Any]) -> str:
-    if cell["difference"] is None:
+    if cell.get("difference") is None:
         return "-"
     return f"{cell['difference']:+.3f} [{cell['low']:+.3f}, {cell['high']:+.3f}]"
 
@@ -75,12 +80,14 @@ def _learning(summary: Mapping[str, Any]) -> None:
     }
     rows = []
     for key, name in names.items():
-        cell = summary["validation"][key]
-        rows.append([name, number(cell["before"]), number(cell["after"]), _interval(cell), str(cell["n"])])
+        cell = summary.get("validation", {}).get(key, {})
+        before, after, prompts = cell.get("before"), cell.get("after"), str(cell.get("n", "-"))
+        rows.append([name, number(before), number(after), _interval(cell), prompts])
     print_table(["", "before", "after", "difference", "prompts"], rows, right=["before", "after", "prompts"])
-    epochs = ", ".join(number(v) for v in summary["reward_by_epoch"])
-    print(f"Judged training reward per epoch: {epochs}.")
-    _sharpening(summary["sharpening"])
+    epochs = ", ".join(number(v) for v in summary.get("reward_by_epoch", []))
+    print(f"Judged training reward per epoch: {epochs or '-'}.")
+    if "sharpening" in summary:
+        _sharpening(summary["sharpening"])
 
 
 def _sharpening(control: Mapping[str, Any]) -> None:
@@ -89,18 +96,18 @@ def _sharpening(control: Mapping[str, Any]) -> None:
     rows = [
         [
             f"{r['temperature']:g}",
-            number(r["untrained_passed"]),
-            number(r["trained_passed"]),
-            _interval(r["paired"]),
-            number(r["untrained_judged"]),
-            number(r["trained_judged"]),
+            number(r.get("untrained_passed")),
+            number(r.get("trained_passed")),
+            _interval(r.get("paired", {})),
+            number(r.get("untrained_judged")),
+            number(r.get("trained_judged")),
         ]
         for r in control["rows"]
     ]
     columns = ["temperature", "untrained", "trained", "difference", "judged untrained", "judged trained"]
     print_table(columns, rows, right=columns)
-    beyond = control["beyond"]
-    if beyond is None or beyond["difference"] is None:
+    beyond = control.get("beyond")
+    if beyond is None or beyond.get("difference") is None:
         return
     best = control["best_untrained_temperature"]
     verdict = "inside the noise"
@@ -115,25 +122,24 @@ def _sharpening(control: Mapping[str, Any]) -> None:
 
 
 def _rubric_role(summary: Mapping[str, Any]) -> None:
-    updates, rubrics = summary["rubric_updates"], summary["rubrics"]
+    updates, rubrics = summary.get("rubric_updates", {}), summary.get("rubrics", {})
     print()
     print("Rubric role")
-    if updates["reward"]:
+    if updates.get("reward"):
         print(
             f"  Rubric reward per update {_series(updates['reward'])}; margin gained over the old rubric "
-            f"{_series(updates['gain'], 3)}."
+            f"{_series(updates.get('gain', []), 3) or '-'}."
         )
-        print(
-            f"  Entries with a margin above 0: {number(updates['positive_margin_frac'])} of {updates['entries']}."
-        )
+        share, entries = number(updates.get("positive_margin_frac")), updates.get("entries", "-")
+        print(f"  Entries with a margin above 0: {share} of {entries}.")
     rows = []
     for label in ("untrained", "trained"):
-        r = rubrics[label]
+        r = rubrics.get(label, {})
         keys = ("usable_frac", "n_criteria", "grounded_frac", "specific_frac", "distinct_frac")
-        rows.append([label, *(number(r[k]) for k in keys)])
+        rows.append([label, *(number(r.get(k)) for k in keys)])
     columns = ["", "usable", "criteria", "grounded", "specific", "distinct"]
     print_table(columns, rows, right=columns[1:])
-    for text in rubrics["texts"]:
+    for text in rubrics.get("texts", []):
         print(f"  {text['prompt_id']}")
         print(f"    before: {_one_line(text['untrained'])}")
         print(f"    after:  {_one_line(text['trained'])}")
@@ -149,8 +155,9 @@ def _one_line(text: str, limit: int = 160) -> str:
 
 
 def _judge(summary: Mapping[str, Any]) -> None:
-    judge = summary["judge"]
-    if not judge["before"]:
+    judge = summary.get("judge", {})
+    before, after = judge.get("before", {}), judge.get("after", {})
+    if not before:
         return
     print()
     print("The judge (0.5 is chance; it is a stand-in, not a grader)")
@@ -163,11 +170,11 @@ def _judge(summary: Mapping[str, Any]) -> None:
         "auc_own_response": "prefers answers to this prompt to answers to another",
     }
     for key, name in names.items():
-        if key in judge["before"] or key in judge["after"]:
-            rows.append([name, number(judge["before"].get(key)), number(judge["after"].get(key))])
+        if key in before or key in after:
+            rows.append([name, number(before.get(key)), number(after.get(key))])
     print_table(["", "untrained", "trained"], rows, right=["untrained", "trained"])
-    attacks = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in judge["attacks"].items())
-    print(f"  Attacks score: {attacks}.")
+    attacks = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in judge.get("attacks", {}).items())
+    print(f"  Attacks score: {attacks or '-'}.")
 
 
 def _where(folder: RunFolder, reference: str) -> None:

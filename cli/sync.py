@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from racelab.cli.console import print_json, print_table, say
 from racelab.cli.train import run_root
-from racelab.experiments.errors import UnreachableError
+from racelab.experiments.errors import RacelabError
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.manifest import list_runs, resolve
 
@@ -20,46 +20,47 @@ def sync(run: str | None, root: Path | None, json_output: bool) -> int:
     """Syncs one run, or all that want MLflow.
 
     Raises:
-        UnreachableError: after all runs were looked at, if a store did not answer.
+        RacelabError: after all runs were looked at, the worst of what stopped one; the message has them all.
     """
     from racelab.experiments.tracking.shipper import sync as deliver
 
     folder = run_root(str(root) if root else "")
     reports: list[SyncReport] = []
-    unreachable: UnreachableError | None = None
-    # A stale run is closed in its folder even when its store is away, so the rest is still worth a look.
-    for one in _chosen(folder, run):
+    failures: list[RacelabError] = []
+    # A stale run is closed in its folder even when its store is away, and one run that is damaged must not
+    # keep the others waiting.
+    for one in _candidates(folder, run):
         try:
-            reports.append(deliver(one))
-        except UnreachableError as error:
-            unreachable = error
+            if run is not None or one.status() == "stale" or _wants_mlflow(one):
+                reports.append(deliver(one))
+        except RacelabError as error:
+            failures.append(error)
     if json_output:
         print_json([asdict(report) for report in reports])
     elif reports:
         rows = [[r.run_id, str(r.delivered), str(r.backlog), _remark(r)] for r in reports]
         print_table(["run", "delivered", "waiting", "remark"], rows, right=["delivered", "waiting"])
-    elif unreachable is None:
+    elif not failures:
         say(f"no runs to sync in {folder}")
-    if unreachable is not None:
-        raise unreachable
+    if failures:
+        worst = max(failures, key=lambda failure: failure.exit_code)
+        lines = dict.fromkeys(str(failure) for failure in failures)  # one server that is away is one line
+        raise type(worst)("\n".join(lines)) from worst
     return 0
 
 
-def _chosen(folder: Path, run: str | None) -> list[RunFolder]:
-    """The run named, else all but those that were started without MLflow, oldest first."""
+def _candidates(folder: Path, run: str | None) -> list[RunFolder]:
+    """The run named, else all, oldest first."""
     if run is not None:
         return [resolve(folder, run)]
-    found = [RunFolder(Path(info.path), info.run_id) for info in reversed(list_runs(folder))]
-    return [one for one in found if one.status() == "stale" or _wants_mlflow(one)]
+    return [RunFolder(Path(info.path), info.run_id) for info in reversed(list_runs(folder))]
 
 
 def _wants_mlflow(run: RunFolder) -> bool:
     """Whether the run was started with MLflow; `tracking=none` runs are delivered only when named."""
-    import yaml
+    from racelab.experiments.tracking.address import stored_config
 
-    file = run.path / "config" / "composed.yaml"
-    stored = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    tracking = stored.get("tracking") if isinstance(stored, dict) else None
+    tracking = stored_config(run).get("tracking")
     return bool(tracking.get("mlflow", True)) if isinstance(tracking, dict) else True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections.abc import Iterator
@@ -74,18 +75,28 @@ def find_runs(root: str | os.PathLike[str]) -> Iterator[RunFolder]:
 
     Folders of another schema are left out here; opening one by its path says what is wrong with it.
     """
-    yield from _walk(Path(root).absolute(), _DEPTH)
+    for path in _walk(Path(root).absolute(), _DEPTH):
+        with contextlib.suppress(RunFolderError):
+            yield RunFolder.open(path)
 
 
 def list_runs(root: str | os.PathLike[str]) -> list[RunInfo]:
-    """The runs under `root`, newest first."""
+    """The runs under `root` that can be read, newest first."""
+    return survey(root)[0]
+
+
+def survey(root: str | os.PathLike[str]) -> tuple[list[RunInfo], dict[Path, str]]:
+    """The runs under `root`, newest first, and what is wrong with each folder whose run cannot be read."""
     found: list[RunInfo] = []
-    for run in find_runs(root):
+    damaged: dict[Path, str] = {}
+    for path in _walk(Path(root).absolute(), _DEPTH):
         try:
-            found.append(run_info(run))
-        except RunFolderError:  # removed, or cut off, while we were looking
-            continue
-    return sorted(found, key=lambda info: (info.started, info.run_id), reverse=True)
+            found.append(run_info(RunFolder.open(path)))
+        except RunFolderError as error:
+            if (path / "run.json").is_file():  # not just removed while we were looking
+                damaged[path] = str(error)
+    newest = sorted(found, key=lambda info: (info.started, info.run_id), reverse=True)
+    return newest, dict(sorted(damaged.items()))
 
 
 def resolve(root: str | os.PathLike[str], text: str) -> RunFolder:
@@ -122,7 +133,8 @@ def resolve(root: str | os.PathLike[str], text: str) -> RunFolder:
     raise RunFolderError(f"no run {text!r} in {Path(root).absolute()}; {_near(text, runs)}")
 
 
-def _walk(folder: Path, depth: int) -> Iterator[RunFolder]:
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """The folders with a `run.json`."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.is_dir()]
     except OSError:
@@ -130,10 +142,7 @@ def _walk(folder: Path, depth: int) -> Iterator[RunFolder]:
     for entry in entries:
         path = Path(entry.path)
         if (path / "run.json").is_file():
-            try:
-                yield RunFolder.open(path)
-            except RunFolderError:
-                continue
+            yield path
         elif depth > 1 and not entry.name.startswith("."):
             yield from _walk(path, depth - 1)
 

@@ -125,3 +125,10 @@ def test_the_real_checks_pass_where_the_tests_run(call: Call, monkeypatch: pytes
     assert [check.name for check in found.values() if check.level == "broken"] == []
     assert "hash as expected" in found["model"].found
     assert found["torch"].level == "ok"
+
+
+def test_an_address_that_is_none_is_a_finding(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:99999")
+    found = checks(call)["mlflow store"]
+    assert found["level"] == "warning"
+    assert "Port out of range" in found["found"]

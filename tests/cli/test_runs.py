@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from racelab.cli.runs import last_progress
+from racelab.cli.summary import print_summary
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import SpoolWriter
 
@@ -174,3 +175,48 @@ def test_sync_closes_the_dead_even_when_the_store_is_away_and_says_so_with_4(
     assert len(result.err.splitlines()) == 1
     assert "127.0.0.1:9" in result.err
     assert call("runs", "--json").json()[0]["status"] == "interrupted"
+
+
+def test_one_damaged_run_stops_neither_runs_nor_doctor(call: Call, make_run: Make) -> None:
+    make_run("good")
+    garbled, cut, wrong = make_run("garbled"), make_run("cut"), make_run("wrong")
+    with (garbled.spool_dir / "1.jsonl").open("ab") as file:
+        file.write(b"garbage\n")
+    with (cut.spool_dir / "1.jsonl").open("ab") as file:
+        file.write(b'{"kind":"metrics"}\n')
+    record = wrong.info()
+    del record["status"]
+    (wrong.path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    result = call("runs")
+    assert result.code == 0
+    rows = {line.split()[0]: line.split() for line in result.out.splitlines()[1:]}
+    assert rows[garbled.run_id][3:6] == ["finished", "-", "-"]
+    assert rows[cut.run_id][3:6] == ["finished", "-", "-"]
+    assert rows[wrong.run_id][1:4] == ["-", "-", "damaged"]
+    assert "good" in result.out
+    assert len(result.err.splitlines()) == 3
+    assert "status is None" in result.err
+    steps = {row["name"]: row["last_step"] for row in call("runs", "--json").json()}
+    assert steps == {"good": 3, "garbled": None, "cut": None}
+
+
+def test_one_run_that_cannot_be_synced_does_not_stop_the_others(call: Call, make_run: Make) -> None:
+    bad, good = make_run("bad", overrides=()), make_run("good", overrides=())
+    bad.update(
+        started="2020-01-01T00:00:00.000+00:00",
+        tracking={"uri": "http://127.0.0.1:99999", "configured": True, "experiment": "racelab"},
+    )
+    result = call("sync", "--json")
+    assert result.code == 2
+    assert [report["run_id"] for report in result.json()] == [good.run_id]
+    assert result.err.startswith(f"error: {bad.path}/run.json: ")
+    assert "Port out of range" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_the_summary_of_earlier_code_has_dashes(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = {"run_id": "r", "name": "old", "steps": {"policy": 2, "rubric": 1}}
+    print_summary(summary, {}, make_run(), "old")
+    out = capsys.readouterr().out
+    assert "2 policy and 1 rubric updates; - min, peak memory - GiB." in out
+    assert "judged reward" in out

@@ -9,7 +9,7 @@ import pytest
 
 from racelab.experiments.errors import RunFolderError
 from racelab.experiments.runfolder import RunFolder, write_json_atomic
-from racelab.sweeps.manifest import list_runs, resolve
+from racelab.sweeps.manifest import list_runs, resolve, survey
 
 FIELDS = {
     "run_id", "name", "kind", "method", "variant", "task", "condition", "seed", "status", "path",
@@ -84,3 +84,13 @@ def test_another_schema_is_not_listed_but_explained(tmp_path: Path) -> None:
     assert [r.name for r in list_runs(tmp_path)] == ["y"]
     with pytest.raises(RunFolderError, match=r"has schema 2"):
         resolve(tmp_path, run.run_id)
+
+
+def test_a_damaged_run_keeps_no_other_from_being_listed(tmp_path: Path) -> None:
+    bad = make(tmp_path, "x", 1)
+    make(tmp_path, "y", 2)
+    write_json_atomic(bad.path / "run.json", bad.info() | {"steps": "many"})
+    found, damaged = survey(tmp_path)
+    assert [info.name for info in found] == ["y"]
+    assert list(damaged) == [bad.path]
+    assert "steps is 'many'" in damaged[bad.path]
