@@ -15,8 +15,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def on_terminal() -> bool:
-    """Whether stdout is a terminal."""
-    return sys.stdout.isatty()
+    """Whether stdout is a terminal; a closed one (`>&-`) is none."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def console(stderr: bool = False) -> Console:

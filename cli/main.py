@@ -59,7 +59,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable JSON on std
 
 def _colour() -> bool:
     """Boxes and colours only on a terminal."""
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()  # None: closed by `>&-`
 
 
 app = typer.Typer(
@@ -250,8 +250,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     0 ok, 1 failed at run time, 2 usage or config, 4 backend or server out of reach, 130 SIGINT, 143 SIGTERM.
     """
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _on_sigterm)
     sys.exit(_main(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _open_closed_streams() -> None:
+    """Puts the null device where the shell closed stdout or stderr (`>&-`).
+
+    Else the next file that is opened would get that number, and what a child process prints would go into it.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> None:

@@ -218,6 +218,21 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_error(home: Path, closed: str) -> None:
+    """A file that is opened later must not get the closed stream's number either."""
+    words = f"{sys.executable} -m racelab.cli.main runs --json {closed}"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    code = (
+        "import os, racelab.cli.main as cli\n"
+        "cli._main = lambda words: int(os.open('f', os.O_CREAT | os.O_WRONLY) < 3)\n"
+        "cli.main([])"
+    )
+    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "$0" {closed}', code], check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_have_their_codes(signum: int, code: int) -> None:
     script = (
