@@ -185,9 +185,12 @@ def _store(root: Path) -> Iterator[Check]:
 
 
 def _stale(root: Path) -> Iterator[Check]:
-    from racelab.sweeps.manifest import list_runs
+    from racelab.sweeps.manifest import survey
 
-    found = list_runs(root)
+    found, damaged = survey(root)
+    if damaged:
+        names = ", ".join(path.name for path in damaged)
+        yield Check("damaged runs", "warning", names, "racelab runs says what is wrong with each")
     stale = [info.run_id for info in found if info.status == "stale"]
     if stale:
         mend = f"racelab sync closes them; racelab train --resume {stale[0]} goes on"

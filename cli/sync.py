@@ -10,7 +10,7 @@ from racelab.cli.console import print_json, print_table, say
 from racelab.cli.train import run_root
 from racelab.experiments.errors import RacelabError
 from racelab.experiments.runfolder import RunFolder
-from racelab.sweeps.manifest import list_runs, resolve
+from racelab.sweeps.manifest import resolve, survey
 
 if TYPE_CHECKING:
     from racelab.experiments.tracking.shipper import SyncReport
@@ -53,7 +53,10 @@ def _candidates(folder: Path, run: str | None) -> list[RunFolder]:
     """The run named, else all, oldest first."""
     if run is not None:
         return [resolve(folder, run)]
-    return [RunFolder(Path(info.path), info.run_id) for info in reversed(list_runs(folder))]
+    found, damaged = survey(folder)
+    for problem in damaged.values():
+        say(f"warning: {problem}")
+    return [RunFolder(Path(info.path), info.run_id) for info in reversed(found)]
 
 
 def _wants_mlflow(run: RunFolder) -> bool:

@@ -290,7 +290,7 @@ def _told(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
-        words = " ".join(str(error).split())[:300]
+        words = redact(" ".join(str(error).split()))[:300]  # MLflow quotes the address as it was given
         raise UnreachableError(
             f"the tracking store {without_credentials(uri)} failed: {words}; when it is well, `racelab sync`"
         ) from error

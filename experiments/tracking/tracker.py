@@ -17,14 +17,13 @@ from racelab.experiments.errors import RacelabError, RunFolderError
 from racelab.experiments.fsio import explain, read_json
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.mlflow_store import ENVIRONMENT, tracking_uri, without_credentials
-from racelab.experiments.tracking.spool import SpoolWriter, now_ms, split_nonfinite
+from racelab.experiments.tracking.spool import ENDS, SpoolWriter, now_ms, split_nonfinite
 from racelab.experiments.tracking.tables import write_tables
 from racelab.experiments.types import StepRecord
 
 _LOG: Final = logging.getLogger(__name__)
 _STATUS_EVERY_S: Final = 5.0
 _SETTLED: Final = frozenset({"delivered", "gave_up", "unreachable", "error"})
-_STATUSES: Final = frozenset({"finished", "failed", "interrupted"})
 
 
 class NullTracker:
@@ -127,8 +126,8 @@ class SpoolTracker:
             ValueError: another status.
             RunFolderError: the end record cannot be written.
         """
-        if status not in _STATUSES:
-            raise ValueError(f"status {status!r} is none of {sorted(_STATUSES)}")
+        if status not in ENDS:
+            raise ValueError(f"status {status!r} is none of {sorted(ENDS)}")
         if self._closed:
             return
         self._closed = True

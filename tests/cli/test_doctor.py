@@ -132,3 +132,12 @@ def test_an_address_that_is_none_is_a_finding(call: Call, monkeypatch: pytest.Mo
     found = checks(call)["mlflow store"]
     assert found["level"] == "warning"
     assert "Port out of range" in found["found"]
+
+
+def test_a_damaged_run_is_named(call: Call, make_run: Call) -> None:
+    run = make_run()
+    assert "damaged runs" not in checks(call)
+    (run.path / "run.json").write_text("[]", encoding="utf-8")
+    found = checks(call)
+    assert (found["damaged runs"]["level"], found["damaged runs"]["found"]) == ("warning", run.run_id)
+    assert found["runs"]["found"] == "0, none died"

@@ -196,6 +196,7 @@ def test_one_damaged_run_stops_neither_runs_nor_doctor(call: Call, make_run: Mak
     assert "good" in result.out
     assert len(result.err.splitlines()) == 3
     assert "status is None" in result.err
+    assert "status is None" in call("sync").err
     steps = {row["name"]: row["last_step"] for row in call("runs", "--json").json()}
     assert steps == {"good": 3, "garbled": None, "cut": None}
 

@@ -22,6 +22,7 @@ from racelab.experiments.errors import ConfigError, RunFolderError, UnreachableE
 from racelab.experiments.fsio import write_json_atomic
 from racelab.experiments.ports import Tracker
 from racelab.experiments.runfolder import RunFolder, read_json
+from racelab.experiments.tracking import mlflow_store
 from racelab.experiments.tracking import shipper as shipper_module
 from racelab.experiments.tracking.address import run_uri, stored_config
 from racelab.experiments.tracking.description import flatten
@@ -550,3 +551,12 @@ def test_a_folder_that_cannot_be_written_is_not_in_use(root: Path) -> None:
     (run.spool_dir / "ship.lock").mkdir()  # as unwritable as a read-only disk, also for root
     with pytest.raises(RunFolderError, match=r"cannot lock .*ship\.lock"):
         sync(run)
+
+
+def test_what_mlflow_says_is_told_without_the_password() -> None:
+    with (
+        pytest.raises(UnreachableError, match=r"http://host:1/api refused") as caught,
+        mlflow_store._told("http://me:hush@host:1"),
+    ):
+        raise OSError("http://me:hush@host:1/api refused")
+    assert "hush" not in str(caught.value)
