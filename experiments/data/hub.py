@@ -55,7 +55,12 @@ def read_hub(
 
 
 def _load(datasets: Any, name: str, split: str, revision: str | None, cache_dir: str | Path | None) -> Any:
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
+    # HTTPError is that of the hub's transport, which differs between its versions
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
+        HfHubHTTPError,
+        HTTPError,
+        LocalEntryNotFoundError,
+    )
 
     cache = str(cache_dir) if cache_dir is not None else None
     try:

@@ -254,7 +254,9 @@ def _lock(path: Path) -> Iterator[None]:
 def _from_hub(name: str, revision: str | None, allow_bin: bool) -> Path:
     """Download (or find in the hub's own cache) a model of the hub."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
+
+    # HTTPError is that of the hub's transport, which differs between its versions
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
         HFValidationError,
         HTTPError,

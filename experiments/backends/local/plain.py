@@ -151,9 +151,10 @@ def load_plain(folder: Path, dtype: torch.dtype, device: str, train_from: int | 
 
     stored = dtype if train_from is None else torch.float32
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=stored, local_files_only=True, output_loading_info=True
         )
+        module, report = found
     except MemoryError:
         raise
     except Exception as e:  # a damaged file comes as whatever error the reading library has
