@@ -168,8 +168,7 @@ def test_sync_closes_the_dead_even_when_the_store_is_away_and_says_so_with_4(
 ) -> None:
     run = make_run(status="running")
     killed(run)
-    record = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
-    run.update(tracking={**record["tracking"], "uri": "http://127.0.0.1:9"})
+    run.update(tracking={"uri": "http://127.0.0.1:9", "configured": True, "experiment": "racelab"})
     result = call("sync")
     assert result.code == 4
     assert len(result.err.splitlines()) == 1
