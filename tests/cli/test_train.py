@@ -270,6 +270,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "model folder without weights": ({"model.source": "{tmp}/empty"}, "empty"),
     "wrong hash": ({"model.sha256": "0" * 64}, "0000"),
     "backend that is not there": ({"backend": "verl"}, "backend=local"),
+    "tracking address of an unknown kind": ({"tracking": "mlflow", "tracking.uri": "'/tmp/x'"}, "/tmp/x"),
     "option that the backend cannot honour": ({"backend.nodes": 2}, "backend.nodes"),
     "prompts longer than allowed": ({"data.max_prompt_tokens": 20, "data.on_long_prompt": "error"}, "tokens"),
 }
@@ -292,6 +293,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(case: str, model: Path, tmp_pa
     assert "Traceback" not in done.stderr
     left = list((tmp_path / "runs").glob("*/run.json"))
     assert all(json.loads(p.read_text())["status"] == "failed" for p in left)
+
+
+def test_a_finished_run_is_not_run_again(finished: RunFolder):
+    done = racelab("train", "--resume", str(finished.path), "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["status"], found["run_id"]) == (0, "finished", finished.run_id)
+    assert found["steps"] == {"policy": 8, "rubric": 4}
+
+
+def test_a_run_that_never_got_a_model_is_recorded_as_failed(model: Path, tmp_path: Path):
+    words = overrides(model, tmp_path / "runs", **{"model.train_from_layer": 99})
+    assert racelab("train", *words).returncode == 2
+    runs = [RunFolder.open(p.parent) for p in (tmp_path / "runs").glob("*/run.json")]
+    assert [run.status() for run in runs] in ([], ["failed"])
 
 
 def test_a_malformed_data_file_is_named_with_its_line(model: Path, tmp_path: Path):
