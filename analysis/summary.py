@@ -30,7 +30,7 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
     policy = [m for m in metrics if m.get("train/clock/phase_kind") == 0.0]
     rubric = [m for m in metrics if m.get("train/clock/phase_kind") == 1.0]
     phases = sorted(tables.get("phases", []), key=lambda r: int(r["index"]))
-    rng = numpy_generator(int(info["seed"] or 0), "summary")
+    seed = int(info["seed"] or 0)
     samples = tables.get("val_examples", [])
     return {
         "run_id": folder.run_id,
@@ -49,8 +49,8 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
             tables.get("groups", []), config["method"]["prompts_per_step"], _train_prompts(folder)
         ),
         "rubric_updates": _rubric_updates(rubric, tables.get("rubric_groups", [])),
-        "validation": _validation(samples, config, rng),
-        "sharpening": _sharpening(samples, config, rng),
+        "validation": _validation(samples, config, seed),
+        "sharpening": _sharpening(samples, config, seed),
         "rubrics": _rubrics(tables.get("rubric_probe", [])),
         "judge": _judge(metrics),
         "health": _health(metrics),
@@ -121,6 +121,7 @@ def _rubric_updates(rubric: Sequence[Mapping[str, float]], rows: Sequence[Row]) 
         "usable_frac": [1.0 - v for v in _values(rubric, "race/rubric_reward/unusable_frac")],
         "entries": len(margins),
         "positive_margin_frac": sum(m > 0.0 for m in margins) / len(margins) if margins else None,
+        "positive_margins": sum(m > 0.0 for m in margins),
     }
 
 
@@ -133,15 +134,13 @@ def _cells(samples: Sequence[Row], label: str, temperature: float, column: str) 
     return {key: sum(v) / len(v) for key, v in found.items()}
 
 
-def _paired(
-    before: Mapping[str, float], after: Mapping[str, float], n: int, rng: np.random.Generator
-) -> dict[str, Any]:
+def _paired(before: Mapping[str, float], after: Mapping[str, float], n: int, seed: int) -> dict[str, Any]:
     """Mean before, mean after, difference with its interval, over the prompts that both have."""
     keys = sorted(before.keys() & after.keys())
     if not keys:
         return {"n": 0, "before": None, "after": None, "difference": None, "low": None, "high": None}
     a, b = (np.array([cells[k] for k in keys]) for cells in (before, after))
-    found = paired_bootstrap(b, a, rng, replicates=n)
+    found = paired_bootstrap(b, a, numpy_generator(seed, "summary"), replicates=n)  # same data, same interval
     return {
         "n": len(keys),
         "before": found.mean_b,
@@ -152,22 +151,18 @@ def _paired(
     }
 
 
-def _validation(
-    samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator
-) -> dict[str, Any]:
+def _validation(samples: Sequence[Row], config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Judged reward and success by rule on held-out prompts, at the training temperature."""
     first, n = config["validation"]["temperatures"][0], config["validation"]["bootstrap"]
     return {
         name: _paired(
-            _cells(samples, UNTRAINED, first, column), _cells(samples, TRAINED, first, column), n, rng
+            _cells(samples, UNTRAINED, first, column), _cells(samples, TRAINED, first, column), n, seed
         )
         for name, column in (("judged_reward", "reward"), ("rule_success", "passed"), ("ended", "finished"))
     }
 
 
-def _sharpening(
-    samples: Sequence[Row], config: Mapping[str, Any], rng: np.random.Generator
-) -> dict[str, Any]:
+def _sharpening(samples: Sequence[Row], config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Success by rule at every temperature, and the trained model against the best untrained temperature."""
     temperatures, n = config["validation"]["temperatures"], config["validation"]["bootstrap"]
     rows = []
@@ -178,7 +173,7 @@ def _sharpening(
                 cells = _cells(samples, label, t, column)
                 row[f"{label}_{name}"] = sum(cells.values()) / len(cells) if cells else None
         row["paired"] = _paired(
-            _cells(samples, UNTRAINED, t, "passed"), _cells(samples, TRAINED, t, "passed"), n, rng
+            _cells(samples, UNTRAINED, t, "passed"), _cells(samples, TRAINED, t, "passed"), n, seed
         )
         rows.append(row)
     seen = [r for r in rows if r["untrained_passed"] is not None]
@@ -189,7 +184,7 @@ def _sharpening(
         _cells(samples, UNTRAINED, best, "passed"),
         _cells(samples, TRAINED, temperatures[0], "passed"),
         n,
-        rng,
+        seed,
     )
     return {"rows": rows, "best_untrained_temperature": best, "beyond": beyond}
 

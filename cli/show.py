@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from racelab.cli.console import number, on_terminal, print_json, print_table, seconds
 from racelab.cli.runs import REWARD, local_time, method_name
 from racelab.cli.summary import print_summary
-from racelab.cli.train import reference, run_root
+from racelab.cli.train import command, reference, run_root
 from racelab.experiments.errors import DataError
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.sweeps.manifest import resolve, run_info
@@ -56,7 +56,7 @@ def show(run: str, step: int | None, root: Path | None, json_output: bool) -> in
     else:
         _print_run(found)
         if found["summary"] and "end" in found["summary"]:
-            print_summary(found["summary"], found["summary"]["end"], folder, reference(folder))
+            print_summary(found["summary"], found["summary"]["end"], folder, command(), reference(folder))
     return 0
 
 

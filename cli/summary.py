@@ -11,20 +11,21 @@ if TYPE_CHECKING:
     from racelab.experiments.runfolder import RunFolder
 
 
-def print_summary(
-    summary: Mapping[str, Any], end: Mapping[str, Any], folder: RunFolder, reference: str
-) -> None:
-    """Prints `analysis.summary.summarise`'s dict; `reference` is what to type for the run.
+_FEW = 10
+"""Fewer held-out prompts than this give no interval worth printing, and no verdict."""
 
-    What a run of earlier code did not measure is a dash.
-    """
+
+def print_summary(
+    summary: Mapping[str, Any], end: Mapping[str, Any], folder: RunFolder, command: str, reference: str
+) -> None:
+    """Prints `analysis.summary.summarise`'s dict; `command` and `reference`: what to type for racelab and the run."""
     print()
     print(f"Run {summary['name']} ({summary['run_id']}) has finished.")
     _what_happened(summary, end)
     _learning(summary)
     _rubric_role(summary)
     _judge(summary)
-    _where(folder, reference)
+    _where(folder, command, reference)
 
 
 def number(value: object, digits: int = 2) -> str:
@@ -84,6 +85,9 @@ def _learning(summary: Mapping[str, Any]) -> None:
         before, after, prompts = cell.get("before"), cell.get("after"), str(cell.get("n", "-"))
         rows.append([name, number(before), number(after), _interval(cell), prompts])
     print_table(["", "before", "after", "difference", "prompts"], rows, right=["before", "after", "prompts"])
+    print(
+        "Each cell is a few samples per prompt: another draw of the same answers moves it too, by up to 0.1 seen."
+    )
     epochs = ", ".join(number(v) for v in summary.get("reward_by_epoch", []))
     print(f"Judged training reward per epoch: {epochs or '-'}.")
     if "sharpening" in summary:
@@ -116,8 +120,8 @@ def _sharpening(control: Mapping[str, Any]) -> None:
     elif beyond["high"] < 0:
         verdict = "below what a lower temperature gives for free"
     print(
-        f"Trained as trained against the untrained model at its best temperature ({best:g}): {_interval(beyond)}: "
-        f"{verdict}."
+        f"Trained model at temperature {control['rows'][0]['temperature']:g} against the untrained one at its best, "
+        f"{best:g}: {_interval(beyond)}: {verdict}."
     )
 
 
@@ -127,11 +131,15 @@ def _rubric_role(summary: Mapping[str, Any]) -> None:
     print("Rubric role")
     if updates.get("reward"):
         print(
-            f"  Rubric reward per update {_series(updates['reward'])}; margin gained over the old rubric "
-            f"{_series(updates.get('gain', []), 3) or '-'}."
+            f"  Rubric reward, first and last third of {len(updates['reward'])} updates: {_thirds(updates['reward'])}."
         )
-        share, entries = number(updates.get("positive_margin_frac")), updates.get("entries", "-")
-        print(f"  Entries with a margin above 0: {share} of {entries}.")
+        print(
+            f"  Margin gained over the rubric that failed, likewise: {_thirds(updates.get('gain', []), 3)}."
+        )
+        print(
+            f"  Pool entries used with a margin above 0: {updates.get('positive_margins', '-')} of "
+            f"{updates['entries']}."
+        )
     rows = []
     for label in ("untrained", "trained"):
         r = rubrics.get(label, {})
@@ -145,8 +153,13 @@ def _rubric_role(summary: Mapping[str, Any]) -> None:
         print(f"    after:  {_one_line(text['trained'])}")
 
 
-def _series(values: Sequence[float], digits: int = 2) -> str:
-    return " ".join(number(v, digits) for v in values)
+def _thirds(values: Sequence[float], digits: int = 2) -> str:
+    """Means of the first and the last third; single updates swing with the entries they hold."""
+    if not values:
+        return "-"
+    n = max(1, len(values) // 3)
+    first, last = values[:n], values[-n:]
+    return f"{number(sum(first) / len(first), digits)} → {number(sum(last) / len(last), digits)}"
 
 
 def _one_line(text: str, limit: int = 160) -> str:
@@ -177,15 +190,15 @@ def _judge(summary: Mapping[str, Any]) -> None:
     print(f"  Attacks score: {attacks or '-'}.")
 
 
-def _where(folder: RunFolder, reference: str) -> None:
+def _where(folder: RunFolder, command: str, reference: str) -> None:
     print()
     print(f"Run folder: {folder.path}")
     print("Next:")
     hints = {
-        f"racelab show {reference} --step 1": "rubrics and answers of a step, with their scores",
-        "racelab ui": "charts of this run in MLflow",
-        "racelab train run.seed=1": "another seed",
+        f"{command} show {reference} --step 1": "rubrics and answers of a step, with their scores",
+        f"{command} ui": "charts of this run in MLflow",
+        f"{command} train run.seed=1": "another seed",
     }
     width = max(map(len, hints))
-    for command, what in hints.items():
-        print(f"  {command:{width}}  {what}")
+    for words, what in hints.items():
+        print(f"  {words:{width}}  {what}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,6 +162,11 @@ def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool
     return code
 
 
+def command() -> str:
+    """How to type the command here: `racelab` if it is on the path, else the script's own path."""
+    return "racelab" if shutil.which("racelab") else os.path.relpath(sys.argv[0])
+
+
 def reference(folder: RunFolder) -> str:
     """What to type for a run: its id where the commands look for runs by themselves, else its path."""
     return folder.run_id if folder.path.parent == run_root("") else shlex.quote(str(folder.path))
@@ -192,7 +198,9 @@ def _attempt(
             talk = Talk(display.update, display.note, finish)
             outcome = Session(composed.config, folder, inputs, talk, stop).run()
         except KeyboardInterrupt:
-            say(f"interrupted; go on at the last checkpoint with: racelab train --resume {reference(folder)}")
+            say(
+                f"interrupted; go on at the last checkpoint with: {command()} train --resume {reference(folder)}"
+            )
             return 130, {"run_id": folder.run_id, "path": str(folder.path), "status": "interrupted"}
         finally:
             display.stop()
@@ -220,12 +228,12 @@ def _say_end(
         write_json_atomic(folder.path / "summary.json", summary)
     if not json_output:
         if outcome.status == "finished":
-            print_summary(summary, end, folder, reference(folder))
+            print_summary(summary, end, folder, command(), reference(folder))
         else:
             say(
-                f"interrupted after step {outcome.step}; go on with: racelab train --resume {reference(folder)}"
+                f"interrupted after step {outcome.step}; go on with: {command()} train --resume {reference(folder)}"
             )
         if waiting and composed.config.tracking.mlflow:
-            say(f"{waiting} records wait for MLflow; deliver them with: racelab sync {reference(folder)}")
+            say(f"{waiting} records wait for MLflow; deliver them with: {command()} sync {reference(folder)}")
     sys.stdout.flush()
     return outcome.exit_code, {**summary, **end, "run_id": folder.run_id, "path": str(folder.path)}

@@ -20,6 +20,7 @@ from racelab.experiments.data.sources import (
     read_package,
 )
 from racelab.experiments.data.window import WindowReport, fit_window
+from racelab.experiments.errors import ConfigError
 from racelab.experiments.types import Prompt
 
 
@@ -75,7 +76,14 @@ def load_prompts(data: schema.DataConfig, seed: int) -> tuple[PromptData, LoadRe
         ConfigError: `data.heldout` or `data.limit` cannot be met.
     """
     rows = READERS[data.source](data)
-    heldout = data.heldout if rows.heldout is None else draw(rows.heldout, data.heldout, seed)
+    heldout: int | list[Prompt] = data.heldout
+    if rows.heldout is not None:
+        if data.heldout > len(rows.heldout):
+            raise ConfigError(
+                f"data.heldout={data.heldout}: {rows.source} has {len(rows.heldout)} validation prompts; "
+                f"set data.heldout={len(rows.heldout)} or fewer"
+            )
+        heldout = draw(rows.heldout, data.heldout, seed)
     return prepare(
         rows.prompts, rows.source, heldout=heldout, limit=data.limit, seed=seed, unique=data.deduplicate
     )

@@ -65,8 +65,8 @@ class LoadReport:
     def line(self) -> str:
         """One line for the log."""
         return (
-            f"{self.source}: {self.before} rows, {self.after} after de-duplication, {self.heldout} held out, "
-            f"{self.overlap} dropped as held-out text, {self.train} to train on"
+            f"{self.source}: {self.before} prompts, {self.after} after de-duplication, {self.train} of them to train "
+            f"on; {self.heldout} held out ({self.overlap} dropped because their text is)"
         )
 
 

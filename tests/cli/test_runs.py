@@ -216,7 +216,7 @@ def test_one_run_that_cannot_be_synced_does_not_stop_the_others(call: Call, make
 
 def test_the_summary_of_earlier_code_has_dashes(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
     summary = {"run_id": "r", "name": "old", "steps": {"policy": 2, "rubric": 1}}
-    print_summary(summary, {}, make_run(), "old")
+    print_summary(summary, {}, make_run(), "racelab", "old")
     out = capsys.readouterr().out
     assert "2 policy and 1 rubric updates; - min, peak memory - GiB." in out
     assert "judged reward" in out

@@ -112,7 +112,9 @@ def test_the_summary_for_people_names_the_next_command(
     from racelab.cli.summary import print_summary
 
     summary = json.loads((finished.path / "summary.json").read_text())
-    print_summary(summary, {"wall_s": 60.0, "peak_gib": 1.0, "attempts": 1}, finished, finished.run_id)
+    print_summary(
+        summary, {"wall_s": 60.0, "peak_gib": 1.0, "attempts": 1}, finished, "racelab", finished.run_id
+    )
     text = capsys.readouterr().out
     for part in (
         "8 policy and 4 rubric updates; 1.0 min",
@@ -173,7 +175,7 @@ def test_sigterm_saves_says_how_to_go_on_and_the_resumed_run_is_the_same(
     _, err = process.communicate(timeout=120)
     run = only_run(tmp_path)
     assert process.returncode == 143
-    assert f"racelab train --resume {run.path}" in err
+    assert f"train --resume {run.path}" in err
     assert run.status() == "interrupted"
     resumed = racelab("train", "--resume", str(run.path))
     assert resumed.returncode == 0, resumed.stderr

@@ -47,7 +47,7 @@ def test_the_report_counts_rows_before_and_after():
     data, report = prepare(prompts("a", "b", "a ", "c", "d", "e", " b"), "s", heldout=2, limit=2, seed=3)
     assert (report.before, report.after, report.heldout, report.overlap, report.train) == (7, 5, 2, 0, 2)
     assert (len(data.train), len(data.heldout)) == (2, 2)
-    assert "7 rows, 5 after de-duplication" in report.line()
+    assert "7 prompts, 5 after de-duplication, 2 of them to train on; 2 held out" in report.line()
 
 
 def test_a_separate_held_out_set_takes_its_texts_out_of_training():
