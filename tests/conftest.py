@@ -6,6 +6,7 @@ The variables are set while pytest collects, before any library reads them, so c
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _ENVIRONMENT = {
     "NO_COLOR": "1",
 }
 os.environ.update(_ENVIRONMENT)
+# A runner started in the background ignores SIGINT, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # What the caller's shell says must not decide what a test sees.
 for _name in (
     "RACELAB_CONFIG_PATH",

@@ -41,7 +41,7 @@ def read_hub(
     try:
         import datasets
     except ImportError:
-        raise MissingDependencyError("prompts from the hub need: pip install datasets") from None
+        raise MissingDependencyError("prompts from the hub need: pip install 'racelab[hub]'") from None
     table = _load(datasets, name, split, revision, cache_dir)
     present = [c for c in table.column_names if c in columns.wanted()]
     if not any(c in present for c in (columns.prompt, *columns.fallbacks)):
