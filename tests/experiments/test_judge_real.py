@@ -74,8 +74,10 @@ def test_attacks_do_not_pay_and_ranks_beat_chance(judge, rollouts):
     outcomes = [[passes(i.prompt.check, r.text) for r in i.responses] for i in rollouts]
     report = judge_report(judge, rollouts, outcomes)
     print({k: round(v, 3) for k, v in report.items()})
-    for name in ("empty", "prompt_copied", "question_echoed", "rubric_echoed", "repetition"):
+    for name in ("empty", "prompt_copied", "rubric_echoed", "repetition"):
         assert report[f"attack_{name}"] <= 0.05, name
+    # restating keeps `nothing_new` (a quarter) at most: right answers that repeat the prompt must not get 0
+    assert report["attack_question_echoed"] <= 0.25
     assert report["attack_one_word"] <= 0.15
     assert (
         max(report["attack_keyword_stuffing"], report["attack_rubric_claimed"], report["attack_generic"])
