@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from racelab.configs.schema import Config
+from racelab.configs.schema import Config, RaceConfig
 
 COLLAPSE_FLOOR = 0.245
 """Share of groups with sigma = 0 under a judge with few distinct scores (RACE Table 13: 24.5 %)."""
@@ -54,7 +54,10 @@ class Finding:
 
 def reachability(config: Config) -> list[Finding]:
     """All findings for a configuration, errors first; [] if every target can be reached."""
-    found = [finding for rule in _RULES for finding in rule(config)]
+    method = config.method
+    if not isinstance(method, RaceConfig):
+        return []  # the baselines have no controllers
+    found = [finding for rule in _RULES for finding in rule(config, method)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
@@ -71,20 +74,20 @@ def _round_up(value: float, digits: int) -> float:
     return math.ceil(value * scale - 1e-9) / scale
 
 
-def _routes(config: Config) -> bool:
+def _routes(m: RaceConfig) -> bool:
     """Whether Eqs 8-9 decide anything."""
-    return config.method.routing.mode == "full"
+    return m.routing.mode == "full"
 
 
-def _adapts_routing(config: Config) -> bool:
-    trqc = config.method.trqc
-    return _routes(config) and (trqc.eta_sigma > 0 or trqc.eta_tau > 0)
+def _adapts_routing(m: RaceConfig) -> bool:
+    trqc = m.trqc
+    return _routes(m) and (trqc.eta_sigma > 0 or trqc.eta_tau > 0)
 
 
-def _everything_degenerate(config: Config) -> Iterator[Finding]:
+def _everything_degenerate(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """Thresholds at which every group is quarantined whatever its rewards."""
-    routing = config.method.routing
-    if not _routes(config) or not routing.mask_uninformative:
+    routing = m.routing
+    if not _routes(m) or not routing.mask_uninformative:
         return
     if routing.sigma_rt >= _MAX_STD:
         reason = (
@@ -97,10 +100,10 @@ def _everything_degenerate(config: Config) -> Iterator[Finding]:
         yield _error("method.routing.tau_tie", f"{routing.tau_tie:g}", reason, 0.7)
 
 
-def _quarantine_target(config: Config) -> Iterator[Finding]:
+def _quarantine_target(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """q* at or below the share of groups that is always quarantined: TRQC winds up."""
-    target = config.method.trqc.q_target
-    if _adapts_routing(config) and config.judge.kind in _COARSE_JUDGES and target <= COLLAPSE_FLOOR:
+    target = m.trqc.q_target
+    if _adapts_routing(m) and config.judge.kind in _COARSE_JUDGES and target <= COLLAPSE_FLOOR:
         yield _warn(
             "method.trqc.q_target",
             f"{target:g}",
@@ -113,10 +116,9 @@ def _quarantine_target(config: Config) -> Iterator[Finding]:
         )
 
 
-def _trigram_floor(config: Config) -> Iterator[Finding]:
+def _trigram_floor(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """d_tri* below 1/G: G equal responses do not fall under it."""
-    m = config.method
-    if _routes(config) and m.routing.d_tri < 1 / m.group_size:
+    if _routes(m) and m.routing.d_tri < 1 / m.group_size:
         yield _warn(
             "method.routing.d_tri",
             f"{m.routing.d_tri:g}",
@@ -127,12 +129,11 @@ def _trigram_floor(config: Config) -> Iterator[Finding]:
         )
 
 
-def _tie_rates(config: Config) -> Iterator[Finding]:
+def _tie_rates(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """tau_tie* where no possible tie rate lies, k / (G (G - 1) / 2)."""
-    m = config.method
     pairs = m.group_size * (m.group_size - 1) // 2
     tau, key = m.routing.tau_tie, "method.routing.tau_tie"
-    if not _routes(config) or tau <= 0:
+    if not _routes(m) or tau <= 0:
         return
     largest = (pairs - 1) / pairs
     if tau > largest:
@@ -167,11 +168,11 @@ def _tie_rates(config: Config) -> Iterator[Finding]:
         )
 
 
-def _gains(config: Config) -> Iterator[Finding]:
+def _gains(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """Gains so large that one step throws a threshold across its whole range."""
-    t, p = config.method.trqc, config.method.phase
+    t, p = m.trqc, m.phase
     largest = (1 - t.q_target) / t.q_target
-    if _routes(config):
+    if _routes(m):
         for name, eta, span in (("eta_sigma", t.eta_sigma, _MAX_STD), ("eta_tau", t.eta_tau, 1.0)):
             if eta * largest >= span:
                 reason = (
@@ -196,9 +197,9 @@ def _gains(config: Config) -> Iterator[Finding]:
             yield _warn(f"method.phase.{name}", f"{eta:g}", reason, f"{(high - low) / 10:g}")
 
 
-def _pool(config: Config) -> Iterator[Finding]:
+def _pool(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """A rubric phase that can never start for want of pool entries."""
-    m, updates = config.method, config.run.policy_updates
+    updates = config.run.policy_updates
     if m.routing.mode == "off" and m.pool.fill == "rubric_failed":
         yield _warn(
             "method.routing.mode",
@@ -231,9 +232,9 @@ def _pool(config: Config) -> Iterator[Finding]:
         )
 
 
-def _saturation(config: Config) -> Iterator[Finding]:
+def _saturation(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """tau_sat against what the average of Eq 13 can climb to from 0 within L* steps."""
-    p = config.method.phase
+    p = m.phase
     if p.mode != "event":
         return
     key = "method.phase.tau_sat"
@@ -253,9 +254,9 @@ def _saturation(config: Config) -> Iterator[Finding]:
         )
 
 
-def _phase_lengths(config: Config) -> Iterator[Finding]:
+def _phase_lengths(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """Length targets that no phase can have, and controllers whose window never fills."""
-    p, updates = config.method.phase, config.run.policy_updates
+    p, updates = m.phase, config.run.policy_updates
     if p.mode != "event":
         return
     if p.rubric_target < 2 * p.window and p.eta_rubric > 0:
@@ -292,15 +293,15 @@ def _phase_lengths(config: Config) -> Iterator[Finding]:
         )
 
 
-def _warm_up(config: Config) -> Iterator[Finding]:
+def _warm_up(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """The controllers are frozen while thresholds are being calibrated."""
-    steps, budget = config.method.trqc.calibrate_steps, config.run.policy_updates
+    steps, budget = m.trqc.calibrate_steps, config.run.policy_updates
     if steps >= budget:
         reason = f"the whole run has {budget} policy updates, so no threshold ever adapts"
         yield _warn("method.trqc.calibrate_steps", steps, reason, max(0, budget // 10))
 
 
-_RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[Config, RaceConfig], Iterator[Finding]], ...] = (
     _everything_degenerate,
     _quarantine_target,
     _trigram_floor,

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from racelab.configs.keys import CONFIG_DIR, PRIMARY, groups, identity_keys, leaf_keys, section_keys, shadowed
+from racelab.configs.keys import (
+    BY_METHOD,
+    CONFIG_DIR,
+    PRIMARY,
+    groups,
+    identity_keys,
+    leaf_keys,
+    section_keys,
+    shadowed,
+)
 from racelab.configs.suggest import did_you_mean, near, near_keys
 from racelab.configs.userfiles import check_user_files
 from racelab.experiments.errors import ConfigError
@@ -85,7 +94,7 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Compo
     _check_place()
     chosen = [(w.key, w.value.strip("'\"")) for w in words if w.key in known and not w.value.startswith("{")]
     check_user_files(chosen, dirs)
-    raw, choices = _hydra_compose(words, known, dirs)
+    raw, choices = _hydra_compose(words, known, dirs, _by_method(chosen, dirs))
     config = _validate(raw, choices, words, dirs)
     text = to_yaml(config)
     return Composed(config, text, list(overrides), _sha256(text), choices, dirs)
@@ -223,8 +232,23 @@ def _check_word(word: _Word, known: Mapping[str, list[str]], dirs: Sequence[Path
     raise ConfigError(f"{word.text}: no such key{hint}")
 
 
+def _by_method(chosen: Sequence[tuple[str, str]], dirs: Sequence[Path]) -> list[str]:
+    """The choices that preset and method bring with them: `embedded=evolm` for preset=embedded method=evolm.
+
+    Hydra cannot follow the choice of one group inside an option of another, so it is done here.
+    """
+    from racelab.configs.sources import default_choices, find_option, lineage
+
+    now = {**default_choices(), **dict(chosen)}
+    method, preset = now["method"] or "", now["preset"] or ""
+    roots = (CONFIG_DIR, *dirs)
+    return [
+        f"{p}={method}" for p in lineage(preset, dirs) if p in BY_METHOD and find_option(p, method, roots)
+    ]
+
+
 def _hydra_compose(
-    words: Sequence[_Word], known: Mapping[str, list[str]], dirs: Sequence[Path]
+    words: Sequence[_Word], known: Mapping[str, list[str]], dirs: Sequence[Path], first: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Hydra's merge: plain values, and the chosen option of each group."""
     import yaml
@@ -237,7 +261,7 @@ def _hydra_compose(
     from omegaconf.errors import OmegaConfBaseException
 
     parser = OverridesParser.create()
-    lines = []
+    lines = list(first)
     for word in words:
         # `++` sets a key even where the chosen option lacks it, so that the schema, not Hydra, explains it.
         line = f"{'' if word.key in known else '++'}{word.key}={word.value}"

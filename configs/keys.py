@@ -18,6 +18,12 @@ CONFIG_DIR = Path(__file__).resolve().parent
 PRIMARY = "run"
 """The top of every composition: `run.yaml`."""
 
+BY_METHOD = ("paper", "sane", "embedded")
+"""Groups named after a preset: what it sets for each method. The choice of preset and method chooses them."""
+
+_NO_GROUPS = frozenset({*BY_METHOD, "sweep"})
+"""Folders of YAML files that nobody chooses by `group=option`."""
+
 
 def _models(annotation: object) -> tuple[type[BaseModel], ...]:
     """The config blocks inside a type annotation: one, several for a union, none for a plain value."""
@@ -83,7 +89,7 @@ def groups(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
     """Group -> sorted options: the sub-folders with YAML files, racelab's own and those of `config_dirs`."""
     found: dict[str, set[str]] = {}
     for root in (CONFIG_DIR, *config_dirs):
-        for folder in sorted(p for p in root.iterdir() if p.is_dir()):
+        for folder in sorted(p for p in root.iterdir() if p.is_dir() and p.name not in _NO_GROUPS):
             options = {path.stem for path in folder.glob("*.yaml")}
             if options:
                 found.setdefault(folder.name, set()).update(options)

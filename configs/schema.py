@@ -273,25 +273,234 @@ class PhaseConfig(Section):
         return self
 
 
-class RaceConfig(Section):
-    """RACE (Algorithm 1)."""
+class MethodCommon(Section):
+    """What every method of RACE's comparison has: Table 4 gives all of them the same data, judge and budget."""
 
-    name: Literal["race"]
-    variant: Literal["full"]
     prompts_per_step: Count = Field(description="N, prompts of a policy step (Table 7: batch size).")
-    entries_per_rubric_step: Count = Field(
-        description="Pool entries of a rubric step (Algorithm 1: N_batch)."
-    )
     group_size: int = Field(ge=2, description="G, responses per prompt and candidate rubrics per entry.")
     advantage_eps: Positive
     loss_normalisation: Literal["informative_groups", "token_mean", "over_all_groups"]
     response: SamplingConfig
     rubric: RubricConfig
+
+    @property
+    def variant_name(self) -> str:
+        """The ablation; empty for methods that have none."""
+        return ""
+
+
+class TargetsConfig(Section):
+    """One row of Table 16: (q*, L*, M*)."""
+
+    q_target: Annotated[float, Field(gt=0.0, lt=1.0)]
+    policy_target: Count
+    rubric_target: Count
+
+
+class SensitivityConfig(Section):
+    """What the variants of Table 16 set; each preset has its own numbers."""
+
+    short_phases: TargetsConfig
+    low_quarantine: TargetsConfig
+
+
+class RaceConfig(MethodCommon):
+    """RACE (Algorithm 1). `variant` only names what the other keys do (configs/variant)."""
+
+    name: Literal["race"]
+    variant: Literal[
+        "full",
+        "no-gradient-filtering",
+        "uniform-rubric-sampling",
+        "filter-only",
+        "random-phase-length",
+        "fixed-50-50",
+        "static-thresholds",
+        "short-phases",
+        "low-quarantine",
+    ]
+    entries_per_rubric_step: Count = Field(
+        description="Pool entries of a rubric step (Algorithm 1: N_batch)."
+    )
     routing: RoutingConfig
     pool: PoolConfig
     rubric_reward: RubricRewardConfig
     trqc: TrqcConfig
     phase: PhaseConfig
+    sensitivity: SensitivityConfig
+
+    @property
+    def variant_name(self) -> str:
+        """See `MethodCommon`."""
+        return self.variant
+
+
+class BaselineCommon(MethodCommon):
+    """What every baseline has."""
+
+    active_sampling_rounds: Count = Field(
+        description="Rounds of prompts until N groups differ in reward; 1: one round, nothing dropped."
+    )
+
+
+class ReplayBufferConfig(Section):
+    """EvoLM's temporal contrast: older answers of the policy, by age in policy steps."""
+
+    capacity: Count
+    min_age: int = Field(ge=0)
+    max_age: int | None = Field(ge=0, description="null: no limit.")
+
+    @model_validator(mode="after")
+    def _order(self) -> ReplayBufferConfig:
+        if self.max_age is not None and self.max_age < self.min_age:
+            raise ValueError(f"max_age {self.max_age} is below min_age {self.min_age}")
+        return self
+
+
+class EvolmRewardConfig(Section):
+    """Reward of a candidate rubric: (1 - format_weight) * base + format_weight * valid."""
+
+    base: Literal["preference", "margin", "separation"]
+    format_weight: Fraction
+    invalid_reward: Fraction | None = Field(description="Reward of an unusable rubric; null: NaN.")
+
+
+class EvolmConfig(BaselineCommon):
+    """EvoLM (Li et al., 2026): fixed alternation of policy and rubric phases, temporal contrast, no routing."""
+
+    name: Literal["evolm"]
+    fixed: tuple[Count, Count] = Field(description="Policy and rubric steps a phase.")
+    entries_per_rubric_step: Count
+    buffer: ReplayBufferConfig
+    rubric_reward: EvolmRewardConfig
+
+
+class RlcerConfig(BaselineCommon):
+    """RLCER (Sheng et al., 2026): every rollout writes its own rubric; both roles are updated on each batch."""
+
+    name: Literal["rlcer"]
+    verifier: Literal["list", "items"] = Field(
+        description="list: one judge reply with a boolean per item; items: one judge score per item."
+    )
+    item_threshold: Fraction = Field(description="items: an item holds from this score on.")
+    correlation_threshold: Annotated[float, Field(ge=-1.0, le=1.0)]
+    outcome_weight: NonNegative
+    cot_weight: NonNegative
+
+
+class PairwiseJudgeConfig(SamplingConfig):
+    """How Rubric-ARM's trained judge samples its verdicts."""
+
+
+class RubricArmConfig(BaselineCommon):
+    """Rubric-ARM (Xu et al., 2026): generator and judge in turns on preference pairs, then the policy."""
+
+    name: Literal["rubric-arm"]
+    cycles: Count = Field(description="Alternations of generator and judge before the policy.")
+    generator_steps: Count = Field(description="Generator updates of a cycle.")
+    judge_steps: Count = Field(description="Judge updates of a cycle.")
+    pairs_per_step: Count
+    pairs: str = Field(min_length=1, description="`package`, or a .jsonl file: prompt, chosen, rejected.")
+    judge: PairwiseJudgeConfig
+    format_weight: NonNegative
+
+
+class StaticRubricCommon(BaselineCommon):
+    """Baselines whose rubric somebody else writes."""
+
+    proposer: Literal["api", "untrained"] = Field(
+        description="api: the model of `api`; untrained: the policy as it was before training."
+    )
+
+
+class PromptedConfig(StaticRubricCommon):
+    """Prompted rubrics (RACE §6.1): written once per prompt by a frozen model."""
+
+    name: Literal["prompted-api", "prompted-policy"]
+
+
+class RarConfig(StaticRubricCommon):
+    """RaR (Gunjal et al., 2025): one static rubric per prompt."""
+
+    name: Literal["rar"]
+    aggregation: Literal["implicit", "explicit", "predefined"]
+    item_threshold: Fraction = Field(description="explicit, predefined: an item holds from this score on.")
+    tries: Count
+
+
+class RrdConfig(StaticRubricCommon):
+    """RRD (Shen et al., 2026): split and filter until stable, items scored one by one, reweighted."""
+
+    name: Literal["rrd"]
+    weights: Literal["uniform", "llm", "wu"]
+    item_threshold: Fraction
+    decomposition_trigger: Count = Field(description="An item that this many answers satisfy is split.")
+    termination_threshold: Count = Field(description="Stop once this many candidates were rejected.")
+    max_rounds: Count
+    tries: Count
+
+
+class ScalarRmConfig(BaselineCommon):
+    """A scalar reward model: sequence classification, no rubric."""
+
+    name: Literal["scalar-rm"]
+    source: str = Field(
+        min_length=1, description="`fit`: a head fitted to preference pairs at the start; or as model.source."
+    )
+    sha256: str | None
+    revision: str | None
+    max_length: Count
+    pairs: str = Field(min_length=1, description="fit: as rubric-arm's.")
+    holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(description="fit: share of pairs held out.")
+    l2: Positive
+
+
+MethodConfig = Annotated[
+    RaceConfig
+    | EvolmConfig
+    | RlcerConfig
+    | RubricArmConfig
+    | PromptedConfig
+    | RarConfig
+    | RrdConfig
+    | ScalarRmConfig,
+    Field(discriminator="name"),
+]
+
+
+class ApiConfig(Section):
+    """One OpenAI-compatible chat endpoint, for the methods that ask a stronger model."""
+
+    base_url: str = Field(description="Empty: $OPENAI_BASE_URL.")
+    model: str = Field(min_length=1)
+    key_env: str = Field(description="Environment variable that holds the key; empty: the server wants none.")
+    temperature: NonNegative
+    max_tokens: Count
+    timeout_s: Positive
+    max_retries: int = Field(ge=0)
+    backoff_s: Positive
+    max_backoff_s: Positive
+    concurrency: Count
+    cache: bool = Field(description="Keep replies on disk, so that the same request is made once.")
+
+
+class ProbeConfig(Section):
+    """Rubrics and rollout groups on 100 fixed prompts (RACE Tables 1, 9-11)."""
+
+    at_steps: tuple[int | Literal["start", "middle", "end"], ...] = Field(
+        description="Global steps, or start, middle (half of the policy updates) and end; empty: no probe."
+    )
+    prompts: int = Field(ge=1, le=100, description="The first n of the 100, spread over the categories.")
+    group_size: int = Field(ge=0, description="Responses per probe prompt (`probe_groups`); 0: none.")
+    lexicon: Literal["evolm", "ours"]
+    redundancy: Literal["none", "encoder", "judge", "api"]
+    redundancy_cosine: Fraction = Field(description="encoder: criteria this close say the same.")
+
+
+class EvalConfig(Section):
+    """Which checkpoints the benchmarks want."""
+
+    at_steps: tuple[Count, ...] = Field(description="Checkpoints of these global steps are kept for ever.")
 
 
 class LearnerConfig(Section):
@@ -418,13 +627,16 @@ class Config(Section):
 
     preset: str
     run: RunConfig
-    method: RaceConfig
+    method: MethodConfig
     model: ModelConfig
     judge: JudgeConfig
     encoder: EncoderConfig
     learner: LearnerConfig
     data: DataConfig
     validation: ValidateConfig
+    probe: ProbeConfig
+    eval: EvalConfig
+    api: ApiConfig
     backend: BackendConfig
     launcher: LauncherConfig
     tracking: TrackingConfig
@@ -468,6 +680,11 @@ class Config(Section):
             )
         if len(set(v.temperatures)) != len(v.temperatures):
             raise ValueError(f"validation.temperatures {list(v.temperatures)} holds a value twice")
+        if self.probe.redundancy == "judge" and self.judge.kind == "likelihood":
+            raise ValueError(
+                "probe.redundancy=judge asks the judge model a question, which judge=likelihood cannot answer; "
+                "set probe.redundancy=encoder or none"
+            )
         if self.learner.minibatches > m.prompts_per_step * m.group_size:
             raise ValueError("learner.minibatches is above the number of samples of a step")
         return self

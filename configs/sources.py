@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,9 +35,9 @@ class Source:
 
 
 def _package(lines: Sequence[str], group: str) -> str:
-    """The dotted prefix of a file's keys: its group, unless it says `# @package _global_`."""
-    head = lines[0].strip() if lines else ""
-    return "" if head.startswith("#") and "@package _global_" in head else group
+    """The dotted prefix of a file's keys: its group, unless its head says `# @package NAME` (_global_: none)."""
+    head = re.fullmatch(r"#\s*@package\s+(\S+)\s*", lines[0]) if lines else None
+    return group if head is None else head[1].replace("_global_", "")
 
 
 def _comment(lines: Sequence[str], line: int, column_end: int) -> str:
@@ -118,14 +120,30 @@ def _with_parents(file: Path, group: str, roots: Sequence[Path], seen: set[Path]
     return [*ordered, (file, group), *after_self]
 
 
+@cache
+def default_choices() -> dict[str, str | None]:
+    """Group -> option of `run.yaml`'s own defaults list, in its order."""
+    import yaml
+
+    entries = yaml.safe_load((CONFIG_DIR / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))["defaults"]
+    return {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
+
+
+def lineage(preset: str, config_dirs: Sequence[Path] = ()) -> list[str]:
+    """The presets that a preset builds on, the first one first, itself last."""
+    roots = (CONFIG_DIR, *config_dirs)
+    file = find_option("preset", preset, roots)
+    return [] if file is None else [f.stem for f, _ in _with_parents(file, "preset", roots, set())]
+
+
 def composed_files(
     choices: Mapping[str, str | None], config_dirs: Sequence[Path] = ()
 ) -> list[tuple[Path, str]]:
-    """(file, group) of every YAML file in a composition, lowest priority first; presets come last."""
+    """(file, group) of every YAML file in a composition, lowest priority first: in the order of `run.yaml`."""
     roots = (CONFIG_DIR, *config_dirs)
     files = [(CONFIG_DIR / f"{PRIMARY}.yaml", "")]
-    for group in sorted(choices, key=lambda name: name == "preset"):
-        option = choices[group]
+    for group in default_choices():
+        option = choices.get(group)
         file = find_option(group, option, roots) if option else None
         if file is not None:
             files.extend(_with_parents(file, group, roots, set()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from racelab.experiments.models.chat import ChatModel
 from racelab.experiments.models.generator import Generator
-from racelab.experiments.ports import Backend, Encoder, Judge, PromptStream
+from racelab.experiments.ports import Backend, Encoder, Judge, PromptStream, RewardModel, Verifier
 from racelab.experiments.rng import Streams
+from racelab.experiments.types import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,13 @@ class Parts:
         backend: the trained weights and the optimiser.
         stream: training prompts.
         rng: the generators of the training loop.
+        seed: of the run, for draws that depend on a prompt and not on when it comes.
+        proposer: the model that writes rubrics for the prompted and offline baselines (`method.proposer`).
+        verifier: checks answers item by item (RLCER).
+        reward_model: scores answers without a rubric (scalar-rm).
+        pairs: preference pairs (Rubric-ARM, scalar-rm).
+
+    The last four are None or empty for methods that have no use for them: `build.py` fills them in.
     """
 
     generator: Generator
@@ -30,6 +39,11 @@ class Parts:
     backend: Backend
     stream: PromptStream
     rng: Streams
+    seed: int = 0
+    proposer: ChatModel | None = None
+    verifier: Verifier | None = None
+    reward_model: RewardModel | None = None
+    pairs: tuple[Pair, ...] = ()
 
     def forget(self) -> None:
         """Empties caches before a step, so that a step computes the same bits in a run that was resumed there."""

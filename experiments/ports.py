@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from racelab.experiments.types import (
+    Check,
     FloatArray,
     GenerationRequest,
     JudgeItem,
@@ -15,6 +16,7 @@ from racelab.experiments.types import (
     StepRecord,
     TokenBatch,
     UpdateStats,
+    Verdicts,
 )
 
 if TYPE_CHECKING:
@@ -68,6 +70,25 @@ class Judge(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Kind, model hash, calibration: all that is needed to score the same again (JSON values)."""
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Says which items of a rubric an answer satisfies (RLCER)."""
+
+    def verify(self, checks: Sequence[Check]) -> Verdicts:
+        """One boolean per item for every check."""
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """Scores answers without a rubric."""
+
+    def score(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Sample]]) -> list[FloatArray]:
+        """[G] in [0, 1] for each prompt's responses, NaN where the model's window is too small."""
+
+    def describe(self) -> dict[str, object]:
+        """Model hash and settings (JSON values)."""
 
 
 @runtime_checkable

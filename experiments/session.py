@@ -21,7 +21,7 @@ from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
 from racelab.experiments.data.stream import data_digest
 from racelab.experiments.errors import DataError, RacelabError
 from racelab.experiments.fsio import read_json, write_json_atomic
-from racelab.experiments.methods.registry import METHODS, Method
+from racelab.experiments.methods.registry import Method, make_method
 from racelab.experiments.models.generator import Generator
 from racelab.experiments.parts import Parts
 from racelab.experiments.run import Hooks, Progress, loop, restore
@@ -108,7 +108,7 @@ class Session:
         if self.stop.signum:
             return self._stopped(checkpoint.step if checkpoint else 0)
         parts, held = self._setup(parts, prompts)
-        method = METHODS[self.config.method.name](self.config, parts)
+        method = make_method(self.config, parts)
         progress = self._progress(method, parts, checkpoint)
         if progress.state.step == 0 and not self._look(parts, held, tracker, validation.UNTRAINED, 0):
             return self._stopped(0)
@@ -292,12 +292,14 @@ def new_run(
 ) -> RunFolder:
     """The folder of a new run, `run.json` first."""
     m = config.method
-    name = config.run.name or f"{m.name}-{m.variant}-{config.preset}-s{config.run.seed}"
+    name = config.run.name or "-".join(
+        filter(None, (m.name, m.variant_name, config.preset, f"s{config.run.seed}"))
+    )
     info = {
         "kind": "train",
         "paper": "race",
         "method": m.name,
-        "variant": m.variant,
+        "variant": m.variant_name,
         "preset": config.preset,
         "seed": config.run.seed,
         "policy_updates": config.run.policy_updates,

@@ -146,6 +146,15 @@ class PoolEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """A labelled preference: of two answers to a prompt, the better one."""
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSample:
     """One sequence of a learner batch.
 
@@ -238,6 +247,32 @@ class JudgeScores:
     """
 
     scores: tuple[FloatArray, ...]
+    calls: int = 0
+    parse_failures: int = 0
+    infra_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One answer to be checked against K items."""
+
+    prompt: Prompt
+    items: tuple[str, ...]
+    answer: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """A verifier's answers.
+
+    Attributes:
+        holds: one array [K] of booleans per check; all False where the reply could not be read.
+        calls: judge evaluations made: one per check, or one per item where the judge can only score.
+        parse_failures: replies that could not be read.
+        infra_failures: calls that never got a reply.
+    """
+
+    holds: tuple[npt.NDArray[np.bool_], ...]
     calls: int = 0
     parse_failures: int = 0
     infra_failures: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from racelab.configs.schema import Config
@@ -30,9 +30,18 @@ class Method(Protocol):
         """Rows of `phases` for what the run stops in the middle of."""
 
 
-def _race(config: Config, parts: Parts) -> Method:
+class _Make(Protocol):
+    def __call__(
+        self, config: Any, parts: Parts, *, policy_updates: int, max_steps: int | None
+    ) -> Method: ...
+
+
+METHODS: dict[str, _Make] = {"race": Race}
+"""`method.name` -> its maker."""
+
+
+def make_method(config: Config, parts: Parts) -> Method:
+    """The method that the config names, over its parts."""
     run = config.run
-    return Race(config.method, parts, policy_updates=run.policy_updates, max_steps=run.max_steps)
-
-
-METHODS: dict[str, Callable[[Config, Parts], Method]] = {"race": _race}
+    make = METHODS[config.method.name]
+    return make(config.method, parts, policy_updates=run.policy_updates, max_steps=run.max_steps)

@@ -1,22 +1,16 @@
-"""The cost ledger of RACE: model calls of one update, beside two expectations (App. E, Tables 14 and 15).
-
-`*_printed` is the paper's formula in N and G. `*_expected` follows from what happened: masked groups are not
-learnt from, an unusable rubric costs no judge call, a small pool gives fewer entries. Only a difference from the
-second is an error (`health/cost_mismatch`); the gap to the first is what was saved.
-"""
+"""What RACE's updates cost: measured, expected and printed calls (App. E, Tables 14 and 15) for the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from racelab.configs import schema
+from racelab.experiments.methods.ledger import ledger
 from racelab.experiments.methods.race.routing import Route
 from racelab.experiments.types import JudgeScores, RolloutGroup, UpdateStats
-
-Calls = Mapping[str, int]
 
 
 def printed_policy(n: int, g: int) -> dict[str, int]:
@@ -54,7 +48,7 @@ def policy_costs(
         "judge_eval": g * sum(group.rubric is not None for group in groups),
         "learner_samples": g * sum(trained),
     }
-    return _ledger(measured, expected, printed_policy(n, g))
+    return ledger(measured, expected, printed_policy(n, g))
 
 
 def rubric_costs(
@@ -74,12 +68,4 @@ def rubric_costs(
         "judge_eval": 2 * int(usable_NG.sum()),
         "learner_samples": entries * g,
     }
-    return _ledger(measured, expected, printed_rubric(config.entries_per_rubric_step, g))
-
-
-def _ledger(measured: Calls, expected: Calls, printed: Calls) -> dict[str, float]:
-    ledger = {f"cost/calls/{k}": float(v) for k, v in measured.items()}
-    ledger |= {f"cost/calls/{k}_expected": float(v) for k, v in expected.items()}
-    ledger |= {f"cost/calls/{k}_printed": float(v) for k, v in printed.items()}
-    ledger["health/cost_mismatch"] = float(sum(measured[k] != expected[k] for k in measured))
-    return ledger
+    return ledger(measured, expected, printed_rubric(config.entries_per_rubric_step, g))

@@ -30,6 +30,7 @@ from racelab.experiments.methods.race.pool import Pool, at_least, make_entry
 from racelab.experiments.methods.race.routing import Route, quarantine_rate, signals, strip_thinking
 from racelab.experiments.methods.race.rubric_reward import base_rewards, final_rewards, new_margins
 from racelab.experiments.methods.race.state import RaceState
+from racelab.experiments.methods.records import Clock
 from racelab.experiments.models.generator import Candidate
 from racelab.experiments.models.rubric import is_grounded
 from racelab.experiments.parts import Parts
@@ -89,7 +90,7 @@ class Race:
 
     def policy_step(self, state: RaceState) -> tuple[RaceState, StepRecord]:
         """Lines 4-24 of Algorithm 1."""
-        cfg, parts, clock = self.config, self.parts, records.Clock()
+        cfg, parts, clock = self.config, self.parts, Clock()
         prompts = parts.stream.take(cfg.prompts_per_step)
         rollouts = parts.generator.rollouts(prompts, cfg.group_size, parts.rng.sampling)  # Eq 1
         clock.lap("gen_s")
@@ -130,7 +131,7 @@ class Race:
 
     def rubric_step(self, state: RaceState) -> tuple[RaceState, StepRecord]:
         """Lines 26-36 of Algorithm 1."""
-        cfg, parts, clock = self.config, self.parts, records.Clock()
+        cfg, parts, clock = self.config, self.parts, Clock()
         entries = state.pool.sample(cfg.entries_per_rubric_step, parts.rng.pool)
         candidates = parts.generator.rubrics(  # Eq 1
             [e.prompt for e in entries], cfg.group_size, parts.rng.sampling

@@ -1,0 +1,1 @@
+"""The baselines of RACE Table 4, one file each; what they share stands in `common.py`."""

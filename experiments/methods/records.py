@@ -1,0 +1,185 @@
+"""What a step leaves behind, whatever the method: metrics, table rows, seconds. No decisions here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from racelab.experiments.methods.race.routing import GroupSignals, Route, quarantine_rate
+from racelab.experiments.types import FloatArray, JudgeScores, RolloutGroup, Sample, UpdateStats
+
+HIGH, LOW = 0.8, 0.2
+"""App. D.5 counts groups with every response at or above 0.8, and at or below 0.2."""
+
+
+class Clock:
+    """Seconds of the parts of a step; never part of a state, so that runs stay comparable bit by bit."""
+
+    def __init__(self) -> None:
+        """Starts."""
+        self._start = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def split(self) -> float:
+        """Seconds since the last lap or split."""
+        now = time.perf_counter()
+        passed, self._last = now - self._last, now
+        return passed
+
+    def lap(self, name: str) -> None:
+        """Seconds since the last lap or split go to `name`."""
+        self.laps[name] = self.split()
+
+    def total(self) -> dict[str, float]:
+        """All laps, and `step_s`."""
+        return {**self.laps, "step_s": time.perf_counter() - self._start}
+
+
+def known(metrics: dict[str, float]) -> dict[str, float]:
+    """Drops values that have no basis in this step (NaN), such as Delta_W before two windows are full."""
+    return {k: float(v) for k, v in metrics.items() if not math.isnan(v)}
+
+
+def reward_metrics(section: str, rewards: FloatArray) -> dict[str, float]:
+    """Mean, std, min and max of the valid rewards under `section`; nothing if there is none."""
+    valid = rewards[np.isfinite(rewards)]
+    if not valid.size:
+        return {}
+    return {
+        f"{section}/mean": float(valid.mean()),
+        f"{section}/std": float(valid.std()),
+        f"{section}/min": float(valid.min()),
+        f"{section}/max": float(valid.max()),
+    }
+
+
+def optim_metrics(stats: UpdateStats) -> dict[str, float]:
+    """A step without an update has no loss to report."""
+    if not stats.stepped:
+        found = {"train/optim/stepped": 0.0}
+        if stats.n_samples:  # there was a gradient, and it was not finite
+            found["health/nonfinite/train/optim/grad_norm"] = 1.0
+        return found
+    return {
+        "train/optim/stepped": 1.0,
+        "train/optim/loss_pg": stats.loss_pg,
+        "train/optim/kl": stats.kl,
+        "train/optim/clip_frac": stats.clip_frac,
+        "train/optim/entropy": stats.entropy,
+        "train/optim/grad_norm": stats.grad_norm,
+        "train/optim/lr": stats.lr,
+    }
+
+
+def route_metrics(routes: Sequence[Route]) -> dict[str, float]:
+    """`race/route`: shares of the routes among the groups."""
+    return {
+        **{f"race/route/{r.value}_frac": sum(x is r for x in routes) / len(routes) for r in Route},
+        "race/route/quarantine_rate": quarantine_rate(routes),
+        "race/route/n_groups": float(len(routes)),
+    }
+
+
+def signal_metrics(groups: Sequence[RolloutGroup], seen: Sequence[GroupSignals]) -> dict[str, float]:
+    """`race/signal`: what the groups look like; sigma_zero_frac is the advantage-collapse rate (App. D.5)."""
+    usable = [(g, s) for g, s in zip(groups, seen, strict=True) if s.usable]
+    if not usable:
+        return {}
+    collapsed = [g.rewards for g, s in usable if s.std == 0.0]
+
+    def share(rows: Sequence[FloatArray], test: str) -> float:
+        if not rows:
+            return math.nan
+        hits = [np.nanmin(r) >= HIGH if test == "high" else np.nanmax(r) <= LOW for r in rows]
+        return float(np.mean(hits))
+
+    rewards = [g.rewards for g, _ in usable]
+    return {
+        "race/signal/sigma_mean": float(np.mean([s.std for _, s in usable])),
+        "race/signal/sigma_zero_frac": len(collapsed) / len(usable),
+        "race/signal/tie_rate_mean": float(np.mean([s.tie_rate for _, s in usable])),
+        "race/signal/d_tri_mean": float(np.mean([s.d_tri for _, s in usable])),
+        "race/signal/d_emb_mean": float(np.mean([s.d_emb for _, s in usable])),
+        "race/signal/all_ge_0_8_frac": share(rewards, "high"),
+        "race/signal/all_le_0_2_frac": share(rewards, "low"),
+        "race/signal/collapsed_high_frac": share(collapsed, "high"),
+        "race/signal/collapsed_low_frac": share(collapsed, "low"),
+    }
+
+
+def health_metrics(scored: JudgeScores, unusable_rubrics: float) -> dict[str, float]:
+    """`health`: judge failures, and the share of rubrics that could not be used."""
+    return {
+        "health/judge_parse_fail": float(scored.parse_failures),
+        "health/judge_infra_fail": float(scored.infra_failures),
+        "health/rubric_parse_fail": unusable_rubrics,
+    }
+
+
+def perf_metrics(seconds: dict[str, float], samples: Sequence[Sample]) -> dict[str, float]:
+    """`perf`: seconds by part, tokens generated by the trained model."""
+    tokens = sum(len(y.tokens) for y in samples)
+    return {
+        **{f"perf/time/{k}": v for k, v in seconds.items()},
+        "perf/rollout/tokens_per_s": tokens / max(seconds["gen_s"], 1e-9),
+        "perf/rollout/tokens_mean": tokens / max(len(samples), 1),
+    }
+
+
+def sample_row(
+    step: int, group: int, idx: int, role: str, prompt: str, sample: Sample, rubric: str, score: float
+) -> dict[str, object]:
+    """A row of `samples`."""
+    return {
+        "step": step,
+        "group": group,
+        "idx": idx,
+        "role": role,
+        "prompt": prompt,
+        "text": sample.text,
+        "rubric_text": rubric,
+        "score": None if math.isnan(score) else score,
+        "finished": sample.finished,
+        "n_tokens": len(sample.tokens),
+    }
+
+
+def policy_samples(step: int, groups: Sequence[RolloutGroup]) -> list[dict[str, object]]:
+    """Rows of `samples` for the responses of a step."""
+    return [
+        sample_row(
+            step,
+            j,
+            i,
+            "policy",
+            g.prompt.text,
+            y,
+            g.rubric.text if g.rubric else g.rubric_sample.text,
+            float(r),
+        )
+        for j, g in enumerate(groups)
+        for i, (y, r) in enumerate(zip(g.responses, g.rewards, strict=True))
+    ]
+
+
+def group_row(
+    step: int, policy_step: int, phase_index: int, group: RolloutGroup, seen: GroupSignals, route: Route
+) -> dict[str, object]:
+    """A row of `groups`; a method with thresholds adds those it was routed by."""
+    return {
+        "step": step,
+        "policy_step": policy_step,
+        "phase_index": phase_index,
+        "prompt_id": group.prompt.prompt_id,
+        "rubric_sha": group.rubric.sha if group.rubric else None,
+        "rewards": [None if math.isnan(r) else float(r) for r in group.rewards],
+        "mean": seen.mean,
+        "std": seen.std,
+        "tie_rate": seen.tie_rate,
+        "d_tri": seen.d_tri,
+        "d_emb": seen.d_emb,
+        "route": route.value,
+    }
