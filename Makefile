@@ -55,9 +55,9 @@ $(STAMP): pyproject.toml $(LOCK)
 	@echo "setup: 2/4 torch (the largest part)"
 	@$(PIP) install $(PIP_ARGS) -c $(LOCK) torch
 	@echo "setup: 3/4 racelab and what it needs ($$(grep -c == $(LOCK)) locked packages)"
-	@extras=local,hub,tasks,dev; \
+	@extras=local,hub,api,tasks,dev; \
 	if ! printf '#include <Python.h>\n' | cc -E -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" - >/dev/null 2>&1; then \
-	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,hub,dev; \
+	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,hub,api,dev; \
 	    echo "setup: no C compiler with Python's headers, so reasoning-gym is left out (one of its parts is compiled)."; \
 	    echo "setup: data=reasoning-gym then needs: apt-get install gcc python3-dev && $(PY) -m pip install -c $(LOCK) 'reasoning-gym'"; }; \
 	fi; \

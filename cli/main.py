@@ -30,6 +30,7 @@ _EXTRAS = {
     "tokenizers": "local",
     "gguf": "local",
     "reasoning_gym": "tasks",
+    "openai": "api",
 }
 """Optional package -> the extra that brings it."""
 
@@ -40,6 +41,7 @@ _BODIES = {
     "config check": "racelab.cli.config:check",
     "runs": "racelab.cli.runs:runs",
     "show": "racelab.cli.show:show",
+    "replay": "racelab.cli.replay:replay",
     "sync": "racelab.cli.sync:sync",
     "ui": "racelab.cli.ui:ui",
     "doctor": "racelab.cli.doctor:doctor",
@@ -211,6 +213,32 @@ def show(
 ) -> int:
     """Show a run, or the texts and scores of one of its steps."""
     return _run("show", run=run, step=step, root=root, json_output=json_output)
+
+
+@app.command()
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix, name, path, or latest.")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="As --set.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting; repeatable.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG to write. Default: replay/replay.png of the run.")
+    ] = None,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing.")] = False,
+    root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+    json_output: Json = False,
+) -> int:
+    """Replay the controllers of a RACE run on its log, with its own settings or with others."""
+    return _run(
+        "replay",
+        run=run,
+        changes=[*(changes or []), *(more or [])],
+        plot=plot,
+        no_plot=no_plot,
+        root=root,
+        json_output=json_output,
+    )
 
 
 @app.command()

@@ -1,0 +1,107 @@
+"""What a server's answer means: the reply in its body, or why there is none. Knows neither the SDK nor the settings."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from racelab.experiments.models.chat import Calls, Reply
+
+_MAX_BODY: Final = 16 << 20  # bytes; a completion has thousands
+
+
+class FailedTryError(Exception):
+    """One try that gave no reply; the text says why, in words of ours.
+
+    Attributes:
+        again: another try may succeed.
+        wait_s: seconds that the server asks to wait before it.
+        absent: nothing listens at the address.
+    """
+
+    def __init__(self, reason: str, *, again: bool = True, wait_s: float = 0.0, absent: bool = False) -> None:
+        """Keeps the parts."""
+        super().__init__(reason)
+        self.again, self.wait_s, self.absent = again, wait_s, absent
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request's reply and its counts."""
+
+    reply: Reply
+    calls: Calls
+
+
+def clean(text: str) -> str:
+    """Without halves of surrogate pairs, which no file and no request can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def read_body(chunks: Iterable[bytes], deadline: float) -> bytes:
+    """The whole body, each part of which came in time; `deadline` (monotonic seconds) holds for all of it.
+
+    Raises:
+        FailedTryError: it takes too long or does not end.
+    """
+    body = bytearray()
+    for chunk in chunks:
+        body += chunk
+        if time.monotonic() > deadline:
+            raise FailedTryError("the answer was too slow")
+        if len(body) > _MAX_BODY:
+            raise FailedTryError(f"the answer is larger than {_MAX_BODY} bytes")
+    return bytes(body)
+
+
+def completion(content_type: str, body: bytes) -> Outcome:
+    """The reply in the body of a successful answer.
+
+    Raises:
+        FailedTryError: it holds none.
+    """
+    if not content_type.endswith("json"):
+        raise FailedTryError("the answer is not JSON by its content type; is api.base_url an API's address?")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise FailedTryError("the answer is malformed JSON") from None
+    choices = value.get("choices") if isinstance(value, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise FailedTryError("the answer holds no choices")
+    text, cut = message.get("content"), choice.get("finish_reason") == "length"
+    if not isinstance(text, str) or not text:
+        # A model that thinks may have used up max_tokens before its first word; asking again would not help.
+        raise FailedTryError(
+            "cut by max_tokens before the first word" if cut else "the reply is empty", again=not cut
+        )
+    usage = value.get("usage")
+    calls = Calls(
+        prompt_tokens=_count(usage, "prompt_tokens"), completion_tokens=_count(usage, "completion_tokens")
+    )
+    return Outcome(Reply(clean(text), finished=not cut), calls)
+
+
+def _count(usage: object, name: str) -> int:
+    """A count of tokens; 0 where the server gives none."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header, given as a number or as a date; 0 without one that can be read."""
+    value = headers.get("retry-after", "").strip()
+    with contextlib.suppress(ValueError):
+        seconds = float(value)
+        return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return 0.0
