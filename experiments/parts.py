@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from racelab.experiments.models.chat import ChatModel
 from racelab.experiments.models.generator import Generator
 from racelab.experiments.ports import Backend, Encoder, Judge, PromptStream, RewardModel, Verifier
 from racelab.experiments.rng import Streams
 from racelab.experiments.types import Pair
+
+if TYPE_CHECKING:
+    from racelab.experiments.models.chat import ChatModel
 
 
 @dataclass(frozen=True, slots=True)
