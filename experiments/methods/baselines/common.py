@@ -62,6 +62,7 @@ class Scored:
         written: further samples of the trained model (RLCER's rubrics), for tokens per second.
         tables: further rows; `step` is added.
         metrics: further metrics.
+        gen_s: seconds of scoring in which the trained model wrote (its rubrics); the rest is the judge's.
         detail: whatever the method itself wants to find again.
     """
 
@@ -75,6 +76,7 @@ class Scored:
     written: tuple[Sample, ...] = ()
     tables: Mapping[str, list[dict[str, object]]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    gen_s: float = 0.0
     detail: Any = None
 
 
@@ -164,7 +166,8 @@ def sample_policy(
         responses = parts.generator.responses(prompts, config.group_size, parts.rng.sampling)
         seconds["gen_s"] += clock.split()
         scored = scorer.score(prompts, responses)
-        seconds["judge_s"] += clock.split()
+        seconds["gen_s"] += scored.gen_s
+        seconds["judge_s"] += clock.split() - scored.gen_s
         groups = [
             RolloutGroup(p, r, s, tuple(ys), np.asarray(rewards, dtype=np.float64), _embed(parts, ys))
             for p, r, s, ys, rewards in zip(
