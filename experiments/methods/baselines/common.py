@@ -64,6 +64,8 @@ class Scored:
         metrics: further metrics.
         gen_s: seconds of scoring in which the trained model wrote (its rubrics); the rest is the judge's.
         detail: whatever the method itself wants to find again.
+        unusable: share of rubrics that could not be used; None: the share of None in `rubrics`. 0 for a scorer that
+            has no use for rubrics.
     """
 
     rewards: tuple[FloatArray, ...]
@@ -78,6 +80,7 @@ class Scored:
     metrics: Mapping[str, float] = field(default_factory=dict)
     gen_s: float = 0.0
     detail: Any = None
+    unusable: float | None = None
 
 
 class Scorer(Protocol):
@@ -227,7 +230,7 @@ def _policy_record(
         **records.optim_metrics(stats),
         **records.route_metrics(batch.routes),
         **records.signal_metrics(groups, batch.seen),
-        **records.health_metrics(_failures(scored), sum(g.rubric is None for g in groups) / len(groups)),
+        **records.health_metrics(_failures(scored), _unusable(scored)),
         **perf,
         **ledger(
             add(generated, *(s.measured for s in scored)),
@@ -384,6 +387,15 @@ def phase_row(index: int, kind: str, start: int, end: int, reason: str) -> dict[
 
 def _embed(parts: Parts, responses: Sequence[Sample]) -> FloatArray:
     return parts.encoder.embed([strip_thinking(y.text) for y in responses])
+
+
+def _unusable(scored: Sequence[Scored]) -> float:
+    """Share of unusable rubrics over the rounds of a step, which are of equal size."""
+    shares = [
+        sum(r is None for r in s.rubrics) / len(s.rubrics) if s.unusable is None else s.unusable
+        for s in scored
+    ]
+    return sum(shares) / len(shares)
 
 
 def _failures(scored: Sequence[Scored]) -> JudgeScores:
