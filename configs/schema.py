@@ -288,6 +288,11 @@ class MethodCommon(Section):
         """The ablation; empty for methods that have none."""
         return ""
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Sets of trained weights, the policy's first; empty: all roles share one set."""
+        return ()
+
 
 class TargetsConfig(Section):
     """One row of Table 16: (q*, L*, M*)."""
@@ -403,6 +408,11 @@ class RubricArmConfig(BaselineCommon):
     pairs: str = Field(min_length=1, description="`package`, or a .jsonl file: prompt, chosen, rejected.")
     judge: PairwiseJudgeConfig
     format_weight: NonNegative
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """See `MethodCommon`."""
+        return ("policy", "generator", "judge")
 
 
 class StaticRubricCommon(BaselineCommon):
