@@ -117,6 +117,16 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class RoleBackend(Backend, Protocol):
+    """A backend that holds several sets of trained weights, one at a time (Rubric-ARM)."""
+
+    role: str
+
+    def switch(self, role: str) -> None:
+        """Makes `policy` and `update` those of another role, with its own optimiser state."""
+
+
+@runtime_checkable
 class PromptStream(Protocol):
     """An endless, seeded, resumable order of training prompts."""
 
