@@ -34,6 +34,8 @@ for _name in (
     "MLFLOW_TRACKING_URI",
     "MLFLOW_RUN_ID",
     "MLFLOW_EXPERIMENT_ID",
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
     "FORCE_COLOR",
 ):
     os.environ.pop(_name, None)
