@@ -169,21 +169,51 @@ def grpo_batch(
     Raises:
         ValueError: if a group does not have one reward per sample.
     """
+    return prefixed_batch(
+        [([prefix] * len(samples), samples, rewards) for prefix, samples, rewards in groups],
+        n_all_groups=n_all_groups,
+        normalisation=normalisation,
+        temperature=temperature,
+        eps=eps,
+    )
+
+
+def prefixed_batch(
+    groups: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sample], FloatArray]],
+    *,
+    n_all_groups: int,
+    normalisation: Normalisation = "informative_groups",
+    temperature: float = 1.0,
+    eps: float = 1e-8,
+) -> TokenBatch:
+    """`grpo_batch` for groups whose samples each continue a prefix of their own.
+
+    Advantages (Eq 3) and weights (Eq 4) are those of the whole group; only the prefixes differ (RLCER compares rubrics
+    that were written for different answers).
+
+    Args:
+        groups: (G prefixes, G samples, rewards [G]) of each group used. Equal prefixes of a group are computed once.
+        n_all_groups: see `grpo_batch`, as all that follows.
+        normalisation: see `token_weights`.
+        temperature: the one the samples were drawn at.
+        eps: the epsilon of Eq 3.
+
+    Raises:
+        ValueError: if a group does not have one prefix and one reward per sample.
+    """
     lengths = [[len(sample.tokens) for sample in samples] for _, samples, _ in groups]
     weights = token_weights(lengths, normalisation, n_all_groups)
     out = []
-    for (prefix, samples, rewards_G), weights_GT in zip(groups, weights, strict=True):
+    for (prefixes, samples, rewards_G), weights_GT in zip(groups, weights, strict=True):
         if len(samples) != len(rewards_G):
             raise ValueError(f"a group has {len(samples)} samples but {len(rewards_G)} rewards")
         adv_G = advantages(rewards_G, eps)
-        rows = zip(samples, adv_G, weights_GT, strict=True)
-        train = tuple(
-            TrainSample(tokens=s.tokens, advantages=np.full(len(s.tokens), a), weights=w_T)
-            for s, a, w_T in rows
-            if s.tokens  # a sample without a token has nothing to learn from
-        )
-        if train:
-            out.append(TrainGroup(prefix=tuple(prefix), samples=train))
+        by_prefix: dict[tuple[int, ...], list[TrainSample]] = {}
+        for prefix, s, a, w_T in zip(prefixes, samples, adv_G, weights_GT, strict=True):
+            if s.tokens:  # a sample without a token has nothing to learn from
+                train = TrainSample(tokens=s.tokens, advantages=np.full(len(s.tokens), a), weights=w_T)
+                by_prefix.setdefault(tuple(prefix), []).append(train)
+        out += [TrainGroup(prefix=prefix, samples=tuple(train)) for prefix, train in by_prefix.items()]
     return TokenBatch(groups=tuple(out), temperature=temperature)
 
 
