@@ -16,6 +16,7 @@ Inside `<root>/<run id>/`:
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -45,6 +46,7 @@ from racelab.experiments.fsio import (
 
 __all__ = [
     "SCHEMA",
+    "RunExistsError",
     "RunFolder",
     "RunLock",
     "check_name",
@@ -64,6 +66,10 @@ Status = Literal["queued", "running", "finished", "failed", "interrupted", "stal
 _STORED: Final = frozenset({"queued", "running", "finished", "failed", "interrupted"})
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@,-]{0,119}")
 _LOCK_WAIT_S: Final = 0.5  # `status` probes the lock for an instant; an attempt must not fail because of it
+
+
+class RunExistsError(RunFolderError):
+    """A run of that id is there already; open it instead."""
 
 
 def check_name(name: str) -> str:
@@ -109,7 +115,8 @@ class RunFolder:
 
     Attributes:
         path: absolute.
-        run_id: name of the folder, `<UTC time>-<suffix>`; run ids sort by time of creation.
+        run_id: name of the folder, `<UTC time>-<suffix>`, so that run ids sort by time of creation; or the id that
+            the creator gave.
     """
 
     path: Path
@@ -124,10 +131,14 @@ class RunFolder:
         composed_yaml: str,
         overrides: Sequence[str],
         info: Mapping[str, Any],
+        run_id: str | None = None,
         suffix: Callable[[], str] = _random_suffix,
         clock: Callable[[], datetime] | None = None,
     ) -> RunFolder:
         """Makes the folder of a new run, status `queued`.
+
+        A folder with a given `run_id` is filled under a hidden name and then renamed, so that of several processes
+        that make it at the same instant one does, and the others find it whole.
 
         Args:
             root: the folder of all runs; made if missing.
@@ -135,16 +146,18 @@ class RunFolder:
             composed_yaml: the whole config, as text.
             overrides: the words typed on the command line.
             info: facts for `run.json` (kind, method, variant, task, condition, seed, steps, ...).
+            run_id: the id, for a run that must always have the same one; None: made from time and suffix.
             suffix: gives the part of the run id that tells runs of one second apart.
             clock: the time of creation (UTC); now by default.
 
         Raises:
+            RunExistsError: `run_id` is taken.
             RunFolderError: the name could leave `root`, or nothing can be written there.
         """
         check_name(name)
         started = (clock or (lambda: datetime.now(UTC)))()
         base = Path(root).absolute()
-        run = cls._new_folder(base, started, suffix)
+        run = cls._new_folder(base, started, suffix) if run_id is None else cls._hidden_folder(base, run_id)
         record = {
             "name": name, "kind": "", "method": "", "variant": "", "task": "", "condition": "", "seed": None,
             "steps": 0, "mlflow_run_id": None, "reason": "",
@@ -164,13 +177,13 @@ class RunFolder:
             diff = git_diff(Path.cwd())
             if diff:
                 write_text_atomic(run.path / "env" / "git.diff", diff)
+            return run if run_id is None else run._named(base)
         except OSError as error:
             shutil.rmtree(run.path, ignore_errors=True)
             raise RunFolderError(f"cannot create a run in {base}: {explain(error)}") from error
         except (RunFolderError, ValueError, TypeError):
             shutil.rmtree(run.path, ignore_errors=True)
             raise
-        return run
 
     @classmethod
     def _new_folder(cls, root: Path, started: datetime, suffix: Callable[[], str]) -> RunFolder:
@@ -188,6 +201,32 @@ class RunFolder:
                 raise RunFolderError(f"cannot create a run in {root}: {explain(error)}") from error
             return cls(path, run_id)
         raise RunFolderError(f"no free run id in {root} for {started.isoformat()}; try again in a second")
+
+    @classmethod
+    def _hidden_folder(cls, root: Path, run_id: str) -> RunFolder:
+        """Where the folder of a run with a given id is filled, until `_named`."""
+        path = root / f".{check_name(run_id)}.{secrets.token_hex(4)}"
+        if (root / run_id).exists():
+            raise RunExistsError(f"run {run_id} is in {root} already; open it, or choose another id")
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except OSError as error:
+            raise RunFolderError(f"cannot create a run in {root}: {explain(error)}") from error
+        return cls(path, run_id)
+
+    def _named(self, root: Path) -> RunFolder:
+        """The filled folder under its own name. Raises RunExistsError if another process was first."""
+        target = root / self.run_id
+        try:
+            os.rename(self.path, target)  # refuses a folder that holds anything
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            raise RunExistsError(
+                f"run {self.run_id} is in {root} already; open it, or choose another id"
+            ) from error
+        return RunFolder(target, self.run_id)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

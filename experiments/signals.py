@@ -1,10 +1,19 @@
-"""Stopping between steps: SIGTERM and SIGINT are noted, the step in hand is finished and saved."""
+"""Stopping between steps: SIGTERM and SIGINT are noted, the step in hand is finished and saved.
+
+A run that was started for another process (a cell of a sweep) also stops when that process is gone.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
+from typing import Final
+
+PARENT_VARIABLE: Final = "RACELAB_PARENT_PID"
+"""Environment variable: the process that the run is started for and may not outlive."""
+_PARENT_POLL_S: Final = 0.5
 
 
 class StopRequest:
@@ -18,17 +27,25 @@ class StopRequest:
         """Nobody has asked yet."""
         self.signum = 0
         self._before: dict[int, object] = {}
+        self._over = threading.Event()
 
     def __enter__(self) -> StopRequest:
         """Installs the handlers."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._before[signum] = signal.signal(signum, self._note)
+        parent = os.environ.get(PARENT_VARIABLE, "")
+        if parent.isdecimal():
+            watch = threading.Thread(
+                target=self._watch, args=(int(parent),), name="racelab-parent", daemon=True
+            )
+            watch.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Puts the former handlers back."""
+        self._over.set()
         for signum, handler in self._before.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
@@ -38,6 +55,14 @@ class StopRequest:
         if not self.signum:
             self.signum = signum
             os.write(2, b"stopping at the next safe point; Ctrl-C (again) stops at once\n")
+
+    def _watch(self, parent: int) -> None:
+        """A parent that is gone has the effect of a SIGTERM; nobody is left who could send one."""
+        while not self.signum:
+            if os.getppid() != parent:
+                self.signum = signal.SIGTERM
+            if self._over.wait(_PARENT_POLL_S):
+                return
 
     @property
     def exit_code(self) -> int:

@@ -141,9 +141,11 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         return
     for entry in entries:
         path = Path(entry.path)
+        if entry.name.startswith("."):  # a folder that is being made
+            continue
         if (path / "run.json").is_file():
             yield path
-        elif depth > 1 and not entry.name.startswith("."):
+        elif depth > 1:
             yield from _walk(path, depth - 1)
 
 

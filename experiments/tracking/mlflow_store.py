@@ -181,9 +181,10 @@ class MlflowStore:
             if known is not None and self._exists(known):
                 return known
             experiment_id = self._experiment(experiment)
+            mark = '"' if "'" in run_id else "'"
             found = self._client.search_runs(
                 [experiment_id],
-                f"tags.`racelab.run_id` = '{run_id}'",
+                f"tags.`racelab.run_id` = {mark}{run_id}{mark}",
                 run_view_type=ViewType.ALL,
                 max_results=1,
             )

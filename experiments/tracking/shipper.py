@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -96,7 +95,7 @@ class Shipper:
         tags = run_tags(self.run)
         if info.get("sweep"):
             tags["mlflow.parentRunId"] = self._parent(store, experiment, str(info["sweep"]))
-        started = int(datetime.fromisoformat(info["started"]).timestamp() * 1000)
+        started = _started_ms(info)
         known = self._position["mlflow_run_id"]
         mlflow_id = store.ensure_run(experiment, self.run.run_id, info["name"], started, tags, known)
         if mlflow_id != known:  # a new store, or one that has lost the run: all is to be sent (again)
@@ -117,11 +116,20 @@ class Shipper:
         return str(self._position["mlflow_run_id"])
 
     def _parent(self, store: MlflowStore, experiment: str, sweep: str) -> str:
-        """A sweep's own MLflow run; it only holds its cells together, so it is never RUNNING."""
-        key = "sweep-" + hashlib.sha256(sweep.encode()).hexdigest()[:16]
-        tags = {"racelab.kind": "sweep", "racelab.sweep": sweep}
-        parent = store.ensure_run(experiment, key, sweep, int(time.time() * 1000), tags)
-        store.set_status(parent, "FINISHED")
+        """The MLflow id of the run's sweep; made here if the sweep's own shipper was not first.
+
+        A sweep whose folder is not beside the run has no shipper, so nobody but this would ever close it.
+        """
+        name, tags, started = sweep, {"racelab.kind": "sweep"}, int(time.time() * 1000)
+        folder = self.run.path.parent / sweep
+        known = (folder / "run.json").is_file()
+        if known:
+            whole = RunFolder.open(folder)
+            info = whole.info()
+            name, tags, started = info["name"], run_tags(whole), _started_ms(info)
+        parent = store.ensure_run(experiment, sweep, name, started, tags)
+        if not known:
+            store.set_status(parent, "FINISHED")
         return parent
 
     def _send_params(self, store: MlflowStore, mlflow_id: str) -> None:
@@ -240,6 +248,11 @@ class Shipper:
     def records_of(self, attempt: int) -> int:
         """Records of one attempt delivered so far."""
         return self._place(attempt)["records"]
+
+
+def _started_ms(info: Mapping[str, Any]) -> int:
+    """When a run was made, in milliseconds since the epoch."""
+    return int(datetime.fromisoformat(info["started"]).timestamp() * 1000)
 
 
 def read_position(run: RunFolder, uri: str) -> dict[str, Any]:
