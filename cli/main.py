@@ -36,6 +36,9 @@ _EXTRAS = {
 
 _BODIES = {
     "train": "racelab.cli.train:train",
+    "ablate": "racelab.cli.ablate:ablate",
+    "baseline": "racelab.cli.baseline:baseline",
+    "sweep": "racelab.cli.sweep:sweep",
     "config show": "racelab.cli.config:show",
     "config diff": "racelab.cli.config:diff",
     "config check": "racelab.cli.config:check",
@@ -56,6 +59,11 @@ ConfigDir = Annotated[
     list[Path] | None,
     typer.Option("--config-dir", metavar="DIR", help="Extra folder of YAML configs; repeatable."),
 ]
+Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")]
+Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at once, each in a process of its own.")]
+GoOn = Annotated[bool, typer.Option("--resume", help="Only go on with what was started before.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run everything anew, in further folders.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Compose and check; start nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable JSON on stdout.")]
 
 
@@ -117,8 +125,10 @@ def train(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with a run: id, prefix, name, path or latest.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compose and check; start nothing.")] = False,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
     config_dir: ConfigDir = None,
     json_output: Json = False,
 ) -> int:
@@ -128,6 +138,93 @@ def train(
         overrides=overrides or [],
         resume=resume,
         seeds=seeds,
+        jobs=jobs,
+        fresh=fresh,
+        dry_run=dry_run,
+        config_dirs=config_dir or [],
+        json_output=json_output,
+    )
+
+
+@app.command()
+def ablate(
+    overrides: Overrides = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A variant of RACE, or all; repeatable.")
+    ] = None,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    resume: GoOn = False,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Run the ablations of RACE, a cell per variant and seed; what has finished is not run again."""
+    return _run(
+        "ablate",
+        variants=variant or [],
+        overrides=overrides or [],
+        seeds=seeds,
+        jobs=jobs,
+        resume=resume,
+        fresh=fresh,
+        dry_run=dry_run,
+        config_dirs=config_dir or [],
+        json_output=json_output,
+    )
+
+
+@app.command()
+def baseline(
+    overrides: Overrides = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A baseline, or all; repeatable.")
+    ] = None,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    resume: GoOn = False,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Run the baselines of RACE, a cell per method and seed; what has finished is not run again."""
+    return _run(
+        "baseline",
+        methods=method or [],
+        overrides=overrides or [],
+        seeds=seeds,
+        jobs=jobs,
+        resume=resume,
+        fresh=fresh,
+        dry_run=dry_run,
+        config_dirs=config_dir or [],
+        json_output=json_output,
+    )
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A grid: YAML with name, base, axes, seeds.")],
+    overrides: Overrides = None,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    resume: GoOn = False,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+    config_dir: ConfigDir = None,
+    json_output: Json = False,
+) -> int:
+    """Run every cell of a grid; what has finished is not run again."""
+    return _run(
+        "sweep",
+        file=file,
+        overrides=overrides or [],
+        seeds=seeds,
+        jobs=jobs,
+        resume=resume,
+        fresh=fresh,
         dry_run=dry_run,
         config_dirs=config_dir or [],
         json_output=json_output,

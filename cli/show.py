@@ -50,6 +50,9 @@ def show(run: str, step: int | None, root: Path | None, json_output: bool) -> in
         else:
             _print_step(folder, step, groups)
         return 0
+    if run_info(folder).kind == "sweep":
+        _show_sweep(folder, json_output)
+        return 0
     found = describe(folder)
     if json_output:
         print_json(found)
@@ -58,6 +61,25 @@ def show(run: str, step: int | None, root: Path | None, json_output: bool) -> in
         if found["summary"] and "end" in found["summary"]:
             print_summary(found["summary"], found["summary"]["end"], folder, command(), reference(folder))
     return 0
+
+
+def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
+    """The cells of a sweep, as they stand now."""
+    from racelab.cli.sweep import print_cells
+    from racelab.sweeps.record import means
+    from racelab.sweeps.run import rows_of
+
+    info, rows = run_info(sweep), rows_of(sweep)
+    if json_output:
+        print_json({**info.to_json(), "cells": rows, "means": means(rows)})
+        return
+    reason = f" ({info.reason})" if info.reason else ""
+    print(f"{info.name}  {info.run_id}")
+    print(f"  status    {info.status}{reason}")
+    print(f"  started   {local_time(info.started)}")
+    print(f"  command   {sweep.info().get('command')}")
+    print(f"  folder    {info.path}\n")
+    print_cells(rows)
 
 
 def describe(run: RunFolder) -> dict[str, Any]:

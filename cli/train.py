@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shlex
 import shutil
@@ -26,28 +25,53 @@ def train(
     overrides: Sequence[str],
     resume: str | None,
     seeds: str | None,
+    jobs: int,
+    fresh: bool,
     dry_run: bool,
     config_dirs: Sequence[Path],
     json_output: bool,
 ) -> int:
-    """One run, one run per seed, or a run that goes on. Returns the exit code of the first that did not end well."""
+    """One run, a sweep over seeds, or a run that goes on. Returns the exit code."""
     if resume is not None:
-        return _resume(resume, overrides, seeds, dry_run, json_output)
-    cells = [
-        compose([*overrides, *([] if seed is None else [f"run.seed={seed}"])], config_dirs)
-        for seed in _seeds(seeds)
-    ]
+        return _resume(
+            resume, [*overrides, *_given(seeds, jobs, fresh), *["--dry-run"] * dry_run], json_output
+        )
+    if seeds is not None:
+        return _train_seeds(overrides, seeds, jobs, fresh, dry_run, config_dirs, json_output)
+    if jobs > 1 or fresh:
+        raise ConfigError("--jobs and --fresh are for several runs; add --seeds 0,1,2, or leave them out")
+    composed = compose(overrides, config_dirs)
     if dry_run:
-        return _dry_run(cells, json_output)
-    results: list[dict[str, Any]] = []
-    for composed in cells:
-        code, result = _start(composed, json_output)
-        results.append(result)
-        if code:
-            break
+        return _dry_run(composed, json_output)
+    code, result = _start(composed, json_output)
     if json_output:
-        print_json(results if seeds else results[0])
+        print_json(result)
     return code
+
+
+def _given(seeds: str | None, jobs: int, fresh: bool) -> list[str]:
+    """The options of a sweep that were given."""
+    return [*["--seeds"] * (seeds is not None), *["--jobs"] * (jobs > 1), *["--fresh"] * fresh]
+
+
+def _train_seeds(
+    overrides: Sequence[str],
+    seeds: str,
+    jobs: int,
+    fresh: bool,
+    dry_run: bool,
+    config_dirs: Sequence[Path],
+    json_output: bool,
+) -> int:
+    """A sweep with a cell per seed, named after the run."""
+    from racelab.cli.sweep import Options, run_cells, seeded
+
+    given = parse_seeds(seeds)
+    config = compose(overrides, config_dirs).config
+    words = [config.method.name, getattr(config.method, "variant", ""), config.preset]
+    name = config.run.name or "-".join(word for word in words if word)
+    options = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output)
+    return run_cells(name, ["train", *overrides, "--seeds", seeds], seeded(name, overrides, given), options)
 
 
 def run_root(configured: str) -> Path:
@@ -58,51 +82,51 @@ def run_root(configured: str) -> Path:
     return (Path(home).expanduser() / "runs" if home else Path("runs")).absolute()
 
 
-def _seeds(text: str | None) -> list[int | None]:
+def parse_seeds(text: str | None) -> list[int] | None:
+    """The seeds of `--seeds 0,1,2`; None without the option.
+
+    Raises:
+        ConfigError: no list of whole numbers from 0, or one stands twice.
+    """
     if text is None:
-        return [None]
-    try:
-        seeds = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r} is no list of whole numbers; write --seeds 0,1,2") from None
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds {text!r} is no list of whole numbers; write --seeds 0,1,2")
+    seeds = [int(word) for word in words]
     if len(set(seeds)) != len(seeds):
         raise ConfigError(f"--seeds {text} names a seed twice")
-    return list(seeds)
+    return seeds
 
 
-def _dry_run(cells: Sequence[Composed], json_output: bool) -> int:
+def _dry_run(composed: Composed, json_output: bool) -> int:
     """What would run, where, after every check that needs neither a model nor the network."""
     from racelab.experiments.data.load import load_prompts
 
-    rows = []
-    for cell in cells:
-        c = cell.config
-        if c.data.source != "hub":
-            load_prompts(c.data, c.run.seed)
-        rows.append(
-            {
-                "preset": c.preset,
-                "method": c.method.name,
-                "variant": c.method.variant,
-                "seed": c.run.seed,
-                "backend": c.backend.name,
-                "nodes": c.backend.nodes,
-                "gpus": c.backend.gpus,
-                "launcher": c.launcher.name,
-                "policy_updates": c.run.policy_updates,
-                "root": str(run_root(c.run.root)),
-                "config_sha256": cell.sha256,
-                "findings": [f.line() for f in reachability(c)],
-            }
-        )
+    c = composed.config
+    if c.data.source != "hub":
+        load_prompts(c.data, c.run.seed)
+    findings = reachability(c)
+    row = {
+        "preset": c.preset,
+        "method": c.method.name,
+        "variant": getattr(c.method, "variant", ""),
+        "seed": c.run.seed,
+        "backend": c.backend.name,
+        "nodes": c.backend.nodes,
+        "gpus": c.backend.gpus,
+        "launcher": c.launcher.name,
+        "policy_updates": c.run.policy_updates,
+        "root": str(run_root(c.run.root)),
+        "config_sha256": composed.sha256,
+    }
     if json_output:
-        print_json(rows)
+        print_json([{**row, "findings": [f.line() for f in findings]}])
     else:
-        for row in rows:
-            print(" ".join(f"{k}={v}" for k, v in row.items() if k != "findings"))
-            for finding in row["findings"]:  # type: ignore[attr-defined]
-                say(finding)
-    return 2 if any(f.severity == "error" for cell in cells for f in reachability(cell.config)) else 0
+        print(" ".join(f"{k}={v}" for k, v in row.items()))
+        for finding in findings:
+            say(finding.line())
+    return 2 if any(f.severity == "error" for f in findings) else 0
 
 
 _SPIN = "1000"
@@ -136,16 +160,18 @@ def _check_reach(composed: Composed) -> None:
         say(finding.line())
 
 
-def _resume(run: str, overrides: Sequence[str], seeds: str | None, dry_run: bool, json_output: bool) -> int:
+def _resume(run: str, others: Sequence[str], json_output: bool) -> int:
     from racelab.analysis.summary import stored_summary
     from racelab.experiments.session import prepare
     from racelab.sweeps.manifest import resolve
 
-    if overrides or seeds or dry_run:
+    if others:
         raise ConfigError(
-            "--resume goes on with the config stored with the run; leave overrides, --seeds, --dry-run out"
+            f"--resume goes on with the config stored with the run; leave {' '.join(others)} out"
         )
     folder = resolve(run_root(""), run)
+    if folder.info().get("kind") == "sweep":
+        raise ConfigError(f"{folder.run_id} is a sweep; go on with: {folder.info().get('command')}")
     if folder.status() == "finished":
         say(f"run {folder.run_id} has finished; `racelab show {reference(folder)}` shows it")
         if json_output:
@@ -190,7 +216,6 @@ def _attempt(
         summary.update(summarise(done))
         write_json_atomic(done.path / "summary.json", summary)
 
-    gc.collect()  # the models of the run before, under --seeds
     with StopRequest() as stop:
         display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.run.policy_updates)
         display.note(f"run folder {folder.path}")

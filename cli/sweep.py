@@ -1,0 +1,262 @@
+"""`racelab sweep FILE`, and what every command with many runs shares: check all, list or run, say what came of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from racelab.cli.console import number, print_json, print_table, say, seconds
+from racelab.cli.sweep_view import make_view
+from racelab.cli.train import parse_seeds, run_root
+from racelab.configs.check import reachability
+from racelab.experiments.errors import ConfigError, RacelabError
+from racelab.sweeps.cells import Cell, Spec, make_cells
+from racelab.sweeps.grid import read_grid
+from racelab.sweeps.record import Row, means
+from racelab.sweeps.run import Plan, Result, make_plan, run_sweep
+
+_SHOWN_LABELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line of a sweep has beside its cells.
+
+    Attributes:
+        jobs: cells at once.
+        resume: only go on with a sweep that has been started.
+        fresh: run everything anew, in further folders.
+        dry_run: list the cells, start nothing.
+        config_dirs: the user's config folders.
+        json_output: JSON on stdout, no talk.
+    """
+
+    jobs: int = 1
+    resume: bool = False
+    fresh: bool = False
+    dry_run: bool = False
+    config_dirs: tuple[Path, ...] = ()
+    json_output: bool = False
+
+
+def sweep(
+    file: Path,
+    overrides: Sequence[str],
+    seeds: str | None,
+    jobs: int,
+    resume: bool,
+    fresh: bool,
+    dry_run: bool,
+    config_dirs: Sequence[Path],
+    json_output: bool,
+) -> int:
+    """Runs the grid in `file`."""
+    options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
+    given = parse_seeds(seeds)
+    grid = read_grid(file, overrides, given, config_dirs)
+    words = ["sweep", str(file), *([] if seeds is None else ["--seeds", seeds]), *overrides]
+    return run_cells(grid.name, words, grid.specs, options)
+
+
+def seeded(label: str, words: Sequence[str], seeds: Sequence[int] | None) -> list[Spec]:
+    """One cell per seed; one alone, with the seed of the config, if there are none."""
+    if seeds is None:
+        return [Spec(label, None, tuple(words))]
+    if any(word.partition("=")[0] == "run.seed" for word in words):
+        raise ConfigError("run.seed and --seeds both say the seed; leave one of them out")
+    return [Spec(label, seed, tuple(words)) for seed in seeds]
+
+
+def run_cells(name: str, words: Sequence[str], specs: Sequence[Spec], options: Options) -> int:
+    """Composes and checks every cell, then lists or runs them. Returns the exit code.
+
+    Args:
+        name: of the sweep.
+        words: of the command line, for people.
+        specs: the cells.
+        options: see there.
+
+    Raises:
+        ConfigError: a cell that cannot run, before any has started.
+    """
+    if options.resume and options.fresh:
+        raise ConfigError("--resume goes on and --fresh starts anew; leave one of them out")
+    cells = make_cells(specs, options.config_dirs)
+    root = _root(cells)
+    plan = make_plan(name, shlex.join(["racelab", *words]), root, cells, options.fresh)
+    statuses = plan.statuses()
+    _say_findings(cells)
+    todo = [cell for cell, status in zip(cells, statuses, strict=True) if status != "finished"]
+    _check_inputs(todo, root, options.dry_run)
+    if options.dry_run:
+        _print_plan(plan, statuses, options.json_output)
+        return 0
+    from racelab.experiments.signals import StopRequest
+
+    with StopRequest() as stop:
+        view = make_view(options.json_output)
+        result = run_sweep(plan, options.jobs, options.resume, view, stop)
+    _print_result(plan, result, options.json_output)
+    return result.exit_code
+
+
+def _root(cells: Sequence[Cell]) -> Path:
+    roots = list(dict.fromkeys(cell.config.run.root for cell in cells))
+    if len(roots) > 1:
+        raise ConfigError(f"run.root is one folder for all cells of a sweep, not {' and '.join(roots[:2])}")
+    return run_root(roots[0])
+
+
+def _say_findings(cells: Sequence[Cell]) -> None:
+    """What the controllers cannot reach, each thing once; raises ConfigError for what could not train at all."""
+    found: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
+    for cell in cells:
+        for finding in reachability(cell.config):
+            where = errors if finding.severity == "error" else found
+            where.setdefault(finding.line(), []).append(cell.label)
+    if errors:
+        lines = [f"{line.removeprefix('error: ')} ({_labels(labels)})" for line, labels in errors.items()]
+        raise ConfigError("\n".join(lines))
+    several = len({cell.label for cell in cells}) > 1
+    for line, labels in found.items():
+        say(f"{line} ({_labels(labels)})" if several else line)
+
+
+def _labels(labels: Sequence[str]) -> str:
+    names = list(dict.fromkeys(labels))
+    more = f" and {len(names) - _SHOWN_LABELS} more" if len(names) > _SHOWN_LABELS else ""
+    return f"in {', '.join(names[:_SHOWN_LABELS])}{more}"
+
+
+def _check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
+    """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
+
+    Raises:
+        RacelabError: of the first cell whose inputs are not there; the message names it.
+    """
+    from racelab.experiments.build import find_inputs
+    from racelab.experiments.data.load import load_prompts
+
+    seen: set[str] = set()
+    for cell in cells:
+        c = cell.config
+        values = c.model_dump(mode="json")
+        inputs = {key: block for key, block in values.items() if key not in ("run", "learner", "validation")}
+        key = json.dumps(inputs, sort_keys=True)
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            if not dry_run:
+                find_inputs(c, root)
+            elif c.data.source != "hub":
+                load_prompts(c.data, c.run.seed)
+        except RacelabError as error:
+            raise type(error)(f"cell {cell.label} (seed {cell.seed}): {error}") from error
+
+
+def _print_plan(plan: Plan, statuses: Sequence[str], json_output: bool) -> None:
+    rows = [
+        {
+            "cell": cell.cell_id,
+            "run_id": run_id,
+            "label": cell.label,
+            "seed": cell.seed,
+            "status": status,
+            "overrides": list(cell.overrides),
+        }
+        for cell, run_id, status in zip(plan.cells, plan.run_ids, statuses, strict=True)
+    ]
+    if json_output:
+        print_json(rows)
+        return
+    table = [
+        [
+            str(row["run_id"]),
+            str(row["label"]),
+            str(row["seed"]),
+            str(row["status"]),
+            shlex.join(cell.overrides),
+        ]
+        for row, cell in zip(rows, plan.cells, strict=True)
+    ]
+    print_table(["cell", "label", "seed", "status", "overrides"], table, right=["seed"])
+    say(f"{len(rows)} cells of {plan.run_id} in {plan.root}; nothing was started")
+
+
+def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
+    """The cells, what failed, and how to go on."""
+    if json_output:
+        print_json(_as_json(result))
+        return
+    print_cells(result.rows)
+    failed = [
+        (state, row)
+        for state, row in zip(result.states, result.rows, strict=True)
+        if row["status"] == "failed"
+    ]
+    if failed:
+        print()
+        table = [[state.folder.run_id, str(row["reason"]), str(state.log)] for state, row in failed]
+        print_table(["failed", "last line of its log", "log"], table)
+    unfinished = sum(row["status"] != "finished" for row in result.rows)
+    if unfinished:
+        say(
+            f"{unfinished} of {len(result.rows)} cells are not finished; go on with the same command: {plan.command}"
+        )
+    say(f"sweep {result.folder.run_id} {result.status}; `racelab show {result.folder.run_id}` shows it again")
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    cells = [
+        {**row, "path": str(state.folder.path), "log": str(state.log), "skipped": state.skipped}
+        for state, row in zip(result.states, result.rows, strict=True)
+    ]
+    return {
+        "run_id": result.folder.run_id,
+        "path": str(result.folder.path),
+        "status": result.status,
+        "cells": cells,
+        "means": means(result.rows),
+    }
+
+
+_COLUMNS = (
+    ("reward", "reward"),
+    ("gain", "reward_gain"),
+    ("success", "success"),
+    ("gain ", "success_gain"),
+    ("quarantined", "quarantine_rate"),
+    ("collapsed", "collapse_rate"),
+    ("policy phase", "policy_phase_len"),
+    ("rubric phase", "rubric_phase_len"),
+)
+"""Heading -> number of a cell's row."""
+_COUNTS = (("phases", "n_phases"), ("policy", "policy_updates"), ("rubric", "rubric_updates"))
+
+
+def print_cells(rows: Sequence[Row]) -> None:
+    """The table of a sweep's cells on stdout. Columns that no cell has are left out."""
+    wanted = [(head, name, 0) for head, name in _COUNTS] + [(head, name, 3) for head, name in _COLUMNS]
+    shown = [
+        (head, name, digits)
+        for head, name, digits in wanted
+        if any(row.get(name) is not None for row in rows)
+    ]
+    table = [
+        [
+            str(row["label"]),
+            str(row["seed"]),
+            str(row["status"]),
+            seconds(row.get("wall_s")),
+            *(number(row.get(name), digits) for _, name, digits in shown),
+        ]
+        for row in rows
+    ]
+    heads = ["cell", "seed", "status", "took", *(head for head, _, _ in shown)]
+    print_table(heads, table, right=[head for head in heads if head not in ("cell", "status")])

@@ -1,0 +1,215 @@
+"""What a running sweep says: one live table on a terminal, plain lines elsewhere, nothing under --json."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING
+
+from racelab.cli.console import number, seconds
+from racelab.sweeps.launch import CellState
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from racelab.sweeps.run import View
+
+_LINE_EVERY_S = 30.0
+_DRAW_EVERY_S = 1.0
+_ORDER = ("running", "elsewhere", "failed", "interrupted", "waiting", "finished")
+"""Which cells are shown first where the terminal is too low for all."""
+_STYLES = {
+    "running": "cyan",
+    "elsewhere": "yellow",
+    "failed": "red",
+    "interrupted": "yellow",
+    "finished": "green",
+}
+
+
+def make_view(json_output: bool, stream: IO[str] | None = None) -> View:
+    """The view that fits, on stderr."""
+    stream = stream or sys.stderr
+    if json_output:
+        return Silent()
+    return LiveTable() if stream.isatty() else PlainLines(stream)
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, name: str, states: Sequence[CellState]) -> None:
+        """Nothing."""
+
+    def changed(self, state: CellState) -> None:
+        """Nothing."""
+
+    def tick(self, states: Sequence[CellState]) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+def counts(states: Sequence[CellState]) -> str:
+    """`9 cells: 3 finished, 1 running, 5 waiting`."""
+    statuses = [state.status for state in states]
+    words = [
+        f"{statuses.count(s)} {s}"
+        for s in ("finished", "failed", "running", "elsewhere", "waiting")
+        if s in statuses
+    ]
+    return f"{len(states)} cells: {', '.join(words)}"
+
+
+def cell_name(state: CellState) -> str:
+    """`full-s0`."""
+    return f"{state.cell.label}-s{state.cell.seed}"
+
+
+class PlainLines:
+    """A line when a cell starts or ends, and one for each running cell every half minute. No box characters."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        """Writes to `stream`; stderr by default."""
+        self._stream = stream or sys.stderr
+        self._next = 0.0
+
+    def start(self, name: str, states: Sequence[CellState]) -> None:
+        """Names the sweep and counts its cells."""
+        self.note(f"{name}: {counts(states)}")
+        self._next = time.monotonic() + _LINE_EVERY_S
+
+    def changed(self, state: CellState) -> None:
+        """One line."""
+        if state.status == "running":
+            self.note(f"{cell_name(state)}: started, in {state.folder.path}")
+        elif state.status == "elsewhere":
+            self.note(f"{cell_name(state)}: another process has it; waiting for it")
+        elif state.status != "waiting":
+            took = f" after {seconds(state.took_s)}" if state.took_s is not None else ""
+            reason = f": {state.reason}" if state.reason else ""
+            self.note(f"{cell_name(state)}: {state.status}{took}{reason}")
+
+    def tick(self, states: Sequence[CellState]) -> None:
+        """Every half minute, a line for each running cell."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LINE_EVERY_S
+        for state in states:
+            if state.status == "running":
+                p = state.progress()
+                self.note(
+                    f"{cell_name(state)}: step {number(p.step)}  policy {number(p.policy_step)}/"
+                    f"{number(state.cell.config.run.policy_updates)}  {p.phase or 'loading'}  "
+                    f"reward={number(p.reward)}  elapsed={seconds(state.elapsed())}  eta={seconds(p.eta_s)}"
+                )
+
+    def note(self, text: str) -> None:
+        """The text, as it is."""
+        try:
+            print(text, file=self._stream, flush=True)
+        except BrokenPipeError:
+            self._stream = io.StringIO()  # whoever read along has gone; the sweep must not die of that
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+
+class LiveTable:
+    """One table that is redrawn; failures scroll above it and stay in the terminal's history."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Draws on `console`; stderr by default."""
+        from rich.console import Console
+
+        self._console = console or Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+        self._name = ""
+        self._drawn = 0.0
+
+    def start(self, name: str, states: Sequence[CellState]) -> None:
+        """Opens the table."""
+        from rich.live import Live
+
+        self._name = name
+        self._live = Live(self.render(states), console=self._console, auto_refresh=False)
+        self._live.start(refresh=True)
+
+    def changed(self, state: CellState) -> None:
+        """A failure is kept above the table."""
+        self._drawn = 0.0
+        if state.status == "failed":
+            self.note(f"{cell_name(state)} failed: {state.reason} ({state.log})")
+
+    def tick(self, states: Sequence[CellState]) -> None:
+        """Redraws, once a second or when something has changed."""
+        if self._live is not None and time.monotonic() >= self._drawn + _DRAW_EVERY_S:
+            self._drawn = time.monotonic()
+            self._live.update(self.render(states), refresh=True)
+
+    def note(self, text: str) -> None:
+        """A line above the table."""
+        from rich.text import Text
+
+        self._console.print(Text(text, style="dim"))
+
+    def stop(self) -> None:
+        """Leaves the last state on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def render(self, states: Sequence[CellState]) -> RenderableType:
+        """The table as it stands; the least interesting cells are left out where the terminal is too low."""
+        from rich.box import ROUNDED
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            box=ROUNDED, title=f"{self._name}   {counts(states)}", title_justify="left", header_style="bold"
+        )
+        table.add_column("cell", overflow="fold")
+        for name in ("seed", "status", "step", "policy", "phase", "reward", "elapsed", "ETA"):
+            table.add_column(name, justify="left" if name in ("status", "phase") else "right", no_wrap=True)
+        room = max(5, self._console.height - 8)
+        kept = sorted(states, key=lambda state: _ORDER.index(state.status))[:room]
+        for state in (s for s in states if any(s is k for k in kept)):
+            table.add_row(*(Text(text, style=_STYLES.get(state.status, "")) for text in _cells(state)))
+        if len(states) > len(kept):
+            table.caption = f"{len(states) - len(kept)} cells are not shown"
+        return table
+
+
+def _cells(state: CellState) -> list[str]:
+    budget = number(state.cell.config.run.policy_updates)
+    if state.status != "running":
+        return [
+            state.cell.label,
+            str(state.cell.seed),
+            state.status,
+            "",
+            "",
+            "",
+            "",
+            seconds(state.elapsed()),
+            "",
+        ]
+    p = state.progress()
+    return [
+        state.cell.label,
+        str(state.cell.seed),
+        state.status,
+        number(p.step),
+        f"{number(p.policy_step)}/{budget}",
+        p.phase or "loading",
+        number(p.reward),
+        seconds(state.elapsed()),
+        seconds(p.eta_s),
+    ]

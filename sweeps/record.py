@@ -1,0 +1,204 @@
+"""What a sweep says of its cells: one row each, means over seeds, and the record of the sweep's own run.
+
+The numbers come from the `summary.json` that a run leaves at its end; what a method does not have is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from racelab.configs.schema import TrackingConfig
+from racelab.experiments.errors import DataError, RunFolderError
+from racelab.experiments.fsio import is_locked, read_json
+from racelab.experiments.runfolder import RunFolder, RunLock
+from racelab.experiments.tracking.spool import read_lines, spool_files
+from racelab.experiments.tracking.tracker import SpoolTracker
+from racelab.experiments.types import StepRecord
+from racelab.sweeps.launch import CellState, Watch
+
+Row = dict[str, Any]
+
+METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "reward": ("validation", "judged_reward", "after"),
+    "reward_gain": ("validation", "judged_reward", "difference"),
+    "success": ("validation", "rule_success", "after"),
+    "success_gain": ("validation", "rule_success", "difference"),
+    "quarantine_rate": ("quarantine_rate",),
+    "collapse_rate": ("collapse_rate",),
+    "policy_updates": ("steps", "policy"),
+    "rubric_updates": ("steps", "rubric"),
+}
+"""Metric -> where it stands in `summary.json`. reward and success: held-out prompts, after training."""
+PHASE_METRICS: Final = ("n_phases", "policy_phase_len", "rubric_phase_len")
+NAMES: Final = (*METRICS, *PHASE_METRICS, "wall_s")
+"""Every number of a cell."""
+_CUT: Final = frozenset({"budget", "interrupted"})
+"""End reasons of phases that did not end by themselves."""
+
+
+def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
+    """A cell as it stands: cell, run_id, label, seed, status, reason, wall_s and its numbers (None: not known)."""
+    info = folder.info()
+    status = status or folder.status()
+    row: Row = {
+        "cell": f"{label}-s{info['seed']}",
+        "run_id": folder.run_id,
+        "label": label,
+        "seed": info["seed"],
+        "status": status,
+        "reason": "" if status == "finished" else str(info.get("reason") or ""),
+        **dict.fromkeys(NAMES),
+    }
+    if status == "finished":
+        row |= numbers(_summary(folder))
+    row["wall_s"] = wall_seconds(folder)
+    return row
+
+
+def _summary(folder: RunFolder) -> Mapping[str, Any]:
+    """The run's summary; {} for a run that was killed before it could write one."""
+    with contextlib.suppress(RunFolderError):
+        found = read_json(folder.path / "summary.json")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a summary that are there.
+
+    The mean length of a kind of phase is over those that ended by themselves: the budget cuts the last one.
+    """
+    found = {name: value for name, path in METRICS.items() if (value := _at(summary, path)) is not None}
+    phases = summary.get("phases")
+    if isinstance(phases, list) and phases:
+        found["n_phases"] = float(len(phases))
+        for kind in ("policy", "rubric"):
+            lengths = [p["length"] for p in phases if p["kind"] == kind and p.get("end_reason") not in _CUT]
+            if lengths:
+                found[f"{kind}_phase_len"] = sum(lengths) / len(lengths)
+    return found
+
+
+def _at(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    value: Any = summary
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def wall_seconds(folder: RunFolder) -> float | None:
+    """Seconds that a run was worked on: from the start of each attempt to the last line that it wrote."""
+    try:
+        files = spool_files(folder)
+        total = 0.0
+        for entry in folder.attempts():
+            path = files.get(int(entry["attempt"]))
+            last = max((record["ts"] for record, _ in read_lines(path)), default=None) if path else None
+            if last is not None:
+                began = datetime.fromisoformat(entry["started"]).timestamp()
+                total += max(0.0, last / 1000 - began)
+    except (DataError, RunFolderError):
+        return None
+    return total or None
+
+
+def means(rows: Iterable[Row]) -> dict[str, float]:
+    """`<label>/<metric>`: the mean over the finished cells of a label; `_std` (n - 1) where there are several.
+
+    Example: two finished cells of label `full` with reward 0.5 and 0.75 give full/reward = 0.625 and
+    full/reward_std = sqrt((1/8)^2 + (1/8)^2) = 0.17678.
+    """
+    by_label: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["status"] == "finished":
+            by_label.setdefault(str(row["label"]), []).append(row)
+    result: dict[str, float] = {}
+    for label, found in by_label.items():
+        for name in NAMES:
+            values = [float(row[name]) for row in found if row[name] is not None]
+            if values:
+                result[f"{label}/{name}"] = statistics.fmean(values)
+            if len(values) > 1:
+                result[f"{label}/{name}_std"] = statistics.stdev(values)
+    return result
+
+
+_ENDED: Final = frozenset({"finished", "failed", "interrupted"})
+
+
+def state_row(state: CellState) -> Row:
+    """The row of a cell as this sweep saw it end."""
+    status = state.status if state.status in _ENDED else state.folder.status()
+    row = cell_row(state.folder, state.cell.label, status)
+    return {**row, "reason": state.reason or row["reason"]}
+
+
+class Recorder:
+    """The sweep's own run, from its lock to its end record; hands every word on to the watch it is given.
+
+    Of several processes that run the same sweep one holds the lock and records, for all of them, how the cells end.
+    """
+
+    def __init__(
+        self, folder: RunFolder, tracking: TrackingConfig, states: Sequence[CellState], watch: Watch
+    ) -> None:
+        """Keeps the parts; nothing is opened yet."""
+        self.folder, self.tracking, self.states, self.watch = folder, tracking, states, watch
+        self._lock: RunLock | None = None
+        self._tracker: SpoolTracker | None = None
+        self._rows: dict[str, Row] = {}
+
+    def open(self) -> None:
+        """Begins an attempt, unless it has begun or another process holds the sweep.
+
+        It supersedes the attempts before: every cell has one row in the newest.
+        """
+        if self._tracker is not None:
+            return
+        try:
+            self._lock = self.folder.lock()
+        except RunFolderError:
+            if not is_locked(self.folder.path / "lock"):
+                raise  # nobody has it: the folder cannot be written
+            return
+        t = self.tracking
+        attempt = self.folder.begin_attempt(from_step=-1 if self.folder.attempts() else 0)
+        self._tracker = SpoolTracker(
+            self.folder, attempt, ship=t.mlflow, uri=t.uri or None, experiment=t.experiment, wait_s=t.wait_s
+        )
+        self._add([state for state in self.states if state.status in _ENDED])
+
+    def changed(self, state: CellState) -> None:
+        """Records a cell that has ended."""
+        self.watch.changed(state)
+        if self._tracker is not None and state.status in _ENDED:
+            self._add([state])
+
+    def tick(self, states: Sequence[CellState]) -> None:
+        """Hands on."""
+        self.watch.tick(states)
+
+    def close(self, status: str, reason: str) -> None:
+        """Records the cells that did not end, and ends the attempt."""
+        if self._tracker is None or self._lock is None:
+            return
+        with self._lock:
+            self._add([state for state in self.states if state.folder.run_id not in self._rows])
+            self.folder.update(steps=sum(state.status in _ENDED for state in self.states))
+            self._tracker.close(status, reason)
+
+    def _add(self, states: Sequence[CellState]) -> None:
+        """The rows of some cells, and the means with them; the step is the number of cells that have ended."""
+        assert self._tracker is not None
+        rows = [state_row(state) for state in states]
+        self._rows |= {row["run_id"]: row for row in rows}
+        statuses = [state.status for state in self.states]
+        counts = {f"cells/{name}": float(statuses.count(name)) for name in ("finished", "failed")}
+        labels = {row["label"] for row in rows}
+        step = sum(status in _ENDED for status in statuses)
+        metrics = counts | means(row for row in self._rows.values() if row["label"] in labels)
+        self._tracker.record(StepRecord(step, metrics, {"cells": [{"step": step, **row} for row in rows]}))
