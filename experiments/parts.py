@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from racelab.experiments.models.generator import Generator
+from racelab.experiments.models.generator import Generator, SamplingSettings
 from racelab.experiments.ports import Backend, Encoder, Judge, PromptStream, RewardModel, Verifier
 from racelab.experiments.rng import Streams
 from racelab.experiments.types import Pair
@@ -31,8 +31,9 @@ class Parts:
         verifier: checks answers item by item (RLCER).
         reward_model: scores answers without a rubric (scalar-rm).
         pairs: preference pairs (Rubric-ARM, scalar-rm).
+        proposal: how the proposer's replies are sampled.
 
-    The last four are None or empty for methods that have no use for them: `build.py` fills them in.
+    The last five are None, empty or not looked at for methods that have no use for them: `build.py` fills them in.
     """
 
     generator: Generator
@@ -47,6 +48,7 @@ class Parts:
     verifier: Verifier | None = None
     reward_model: RewardModel | None = None
     pairs: tuple[Pair, ...] = ()
+    proposal: SamplingSettings = SamplingSettings(max_tokens=2048, temperature=0.0)
 
     def forget(self) -> None:
         """Empties caches before a step, so that a step computes the same bits in a run that was resumed there."""
