@@ -61,7 +61,7 @@ class Scored:
         printed: RACE Table 14 times the number of prompts.
         written: further samples of the trained model (RLCER's rubrics), for tokens per second.
         tables: further rows; `step` is added.
-        metrics: further metrics.
+        metrics: further metrics; the mean over the rounds of a step is kept.
         gen_s: seconds of scoring in which the trained model wrote (its rubrics); the rest is the judge's.
         detail: whatever the method itself wants to find again.
         unusable: share of rubrics that could not be used; None: the share of None in `rubrics`. 0 for a scorer that
@@ -240,7 +240,7 @@ def _policy_record(
             ),
             add({"policy_gen": g * n, "learner_samples": g * n}, scored[0].printed),
         ),
-        **{k: v for s in scored for k, v in s.metrics.items()},
+        **_mean_metrics(scored),
     }
     rows = zip(groups, batch.seen, batch.routes, strict=True)
     tables: dict[str, list[dict[str, object]]] = {
@@ -396,6 +396,11 @@ def _unusable(scored: Sequence[Scored]) -> float:
         for s in scored
     ]
     return sum(shares) / len(shares)
+
+
+def _mean_metrics(scored: Sequence[Scored]) -> dict[str, float]:
+    names = dict.fromkeys(name for s in scored for name in s.metrics)
+    return {name: float(np.mean([s.metrics[name] for s in scored if name in s.metrics])) for name in names}
 
 
 def _failures(scored: Sequence[Scored]) -> JudgeScores:
