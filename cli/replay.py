@@ -267,7 +267,7 @@ def _print_verdict(result: Mapping[str, Any]) -> None:
         first = found[0]
         group = f" of group {first['group']}" if first["group"] is not None else ""
         print(
-            f"{len(found):,} differences; first at step {first['step']}: {first['what']}{group}, "
+            f"{len(found):,} difference{'s' if len(found) > 1 else ''}; first at step {first['step']}: {first['what']}{group}, "
             f"logged {_exact(first['logged'])}, replayed {_exact(first['replayed'])}."
         )
         if result["set"]:
