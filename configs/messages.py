@@ -87,21 +87,47 @@ class Messages:
     def _unknown(self, key: str) -> str:
         """Why a key is refused that the merged values hold: it belongs to another option, or to nothing."""
         if key not in leaf_keys():
-            return f"no such key{did_you_mean(near_keys(key, leaf_keys()))}"
+            return f"no such key{did_you_mean(near_keys(key, leaf_keys(), prefer=self._sources))}"
         group = key.partition(".")[0]
-        holders = [f"{group}={option}" for option in self._holders(group, key)]
+        holders = [f"{group}={option}" for option in _holders(key, self.dirs)]
         mend = f"choose {' or '.join(holders)}" if holders else "leave it out"
         return f"not a key of {group}={self.choices.get(group)}; {mend}"
 
-    def _holders(self, group: str, key: str) -> list[str]:
-        """The options of a group whose YAML has the key."""
-        roots = (CONFIG_DIR, *self.dirs)
-        found = []
-        for option in groups(self.dirs).get(group, []):
-            file = find_option(group, option, roots)
-            if file is not None and any(source.key == key for source in read_sources(file, group)):
-                found.append(option)
-        return found
+
+def keys_in_force(choices: Mapping[str, str | None], dirs: Sequence[Path] = ()) -> frozenset[str]:
+    """All keys but those of the options not chosen: of the nine methods, only the keys of one.
+
+    Empty where a file cannot be read; that is said elsewhere.
+    """
+    import yaml
+
+    several = union_sections()
+    try:
+        held = key_sources(composed_files({group: choices.get(group) for group in several}, dirs))
+    except (OSError, ValueError, yaml.YAMLError):
+        return frozenset()
+    return frozenset(key for key in leaf_keys() if key in held or key.partition(".")[0] not in several)
+
+
+def misplaced_variant(choices: Mapping[str, str | None], dirs: Sequence[Path] = ()) -> str | None:
+    """What to say of a variant that the chosen method does not have; None if there is nothing to say."""
+    variant, method = choices.get("variant"), choices.get("method")
+    holders = _holders("method.variant", dirs) if variant else []
+    if not variant or method in holders:
+        return None
+    home = " or ".join(f"method={option}" for option in holders)
+    return f"variant={variant}: an ablation of {home}, not of method={method}; choose {home} or leave the variant out"
+
+
+def _holders(key: str, dirs: Sequence[Path]) -> list[str]:
+    """The options of the key's group whose YAML has the key."""
+    group = key.partition(".")[0]
+    found = []
+    for option in groups(dirs).get(group, []):
+        file = find_option(group, option, (CONFIG_DIR, *dirs))
+        if file is not None and any(source.key == key for source in read_sources(file, group)):
+            found.append(option)
+    return found
 
 
 def shown(value: object) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _CUTOFF = 0.6
 _AT_MOST = 3
+_BEHIND = 0.2
+"""A name whose likeness is this far behind the best one's is no longer worth a mention."""
 
 
 def near(word: str, known: Iterable[str], at_most: int = _AT_MOST) -> list[str]:
@@ -14,15 +16,20 @@ def near(word: str, known: Iterable[str], at_most: int = _AT_MOST) -> list[str]:
     by_folded: dict[str, str] = {}
     for name in known:
         by_folded.setdefault(name.lower(), name)
-    hits = difflib.get_close_matches(word.lower(), list(by_folded), n=at_most, cutoff=_CUTOFF)
-    return [by_folded[hit] for hit in hits]
+    word = word.lower()
+    hits = difflib.get_close_matches(word, list(by_folded), n=at_most, cutoff=_CUTOFF)
+    like = [difflib.SequenceMatcher(None, hit, word).ratio() for hit in hits]
+    return [by_folded[hit] for hit, ratio in zip(hits, like, strict=True) if ratio > like[0] - _BEHIND]
 
 
-def near_keys(key: str, known: Sequence[str], at_most: int = _AT_MOST) -> list[str]:
+def near_keys(
+    key: str, known: Sequence[str], at_most: int = _AT_MOST, prefer: Collection[str] = ()
+) -> list[str]:
     """Dotted keys that `key` may stand for, best first.
 
-    A bare or partial key is looked up by its tail (`q_target` -> `method.trqc.q_target`); then whole keys
-    that look alike; then keys whose last part looks alike.
+    A bare or partial key is looked up by its tail (`q_target` -> `method.trqc.q_target`), of each top section only the
+    keys that lie least deep, and none but the `prefer`red ones if any is (the keys of the method in force); then whole
+    keys that look alike; then keys whose last part looks alike.
 
     Example:
         >>> near_keys("trqc.q_target", ["method.trqc.q_target", "run.seed"])
@@ -30,7 +37,7 @@ def near_keys(key: str, known: Sequence[str], at_most: int = _AT_MOST) -> list[s
     """
     tails = [name for name in known if name == key or name.endswith(f".{key}")]
     if tails:
-        return tails[:at_most]
+        return _least_deep([name for name in tails if name in prefer] or tails)[:at_most]
     last = key.rpartition(".")[2]
     same_last = [name for name in known if name.rpartition(".")[2] == last]
     same_last.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
@@ -39,6 +46,15 @@ def near_keys(key: str, known: Sequence[str], at_most: int = _AT_MOST) -> list[s
     by_last = [name for tail in last_names for name in known if name.rpartition(".")[2] == tail]
     ordered = dict.fromkeys([*same_last[:at_most], *alike, *by_last])
     return list(ordered)[:at_most]
+
+
+def _least_deep(keys: Sequence[str]) -> list[str]:
+    """Without the keys that lie deeper than another of their top section: copies of a setting for a special case."""
+    least: dict[str, int] = {}
+    for key in keys:
+        top = key.partition(".")[0]
+        least[top] = min(least.get(top, key.count(".")), key.count("."))
+    return [key for key in keys if key.count(".") == least[key.partition(".")[0]]]
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,33 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from racelab.configs.compose import PATH_VARIABLE, compose, read_composed, to_yaml
+from racelab.configs.compose import PATH_VARIABLE, Composed, compose, read_composed, to_yaml
 from racelab.configs.keys import BY_METHOD, CONFIG_DIR, groups, identity_keys, leaf_keys, section_keys
-from racelab.configs.schema import Config
+from racelab.configs.schema import Config, EvolmConfig, RaceConfig
+from racelab.configs.sources import read_sources
 from racelab.experiments.errors import ConfigError
 
+METHODS, VARIANTS = groups()["method"], groups()["variant"]
+PRESETS = ["embedded", "sane", "paper"]
 NEEDS = {"file": ["data.path=prompts.jsonl"], "likelihood": ["probe.redundancy=encoder"]}
 """Options with a value that only the user can give."""
+
+
+@cache
+def built(*words: str) -> Composed:
+    """A composition that several tests look at."""
+    return compose(words)
+
+
+def flat_values(config: Config) -> dict[str, object]:
+    """Dotted key -> value."""
+
+    def walk(value: object, prefix: str) -> dict[str, object]:
+        if not isinstance(value, dict):
+            return {prefix[:-1]: value}
+        return {k: v for name, inner in value.items() for k, v in walk(inner, f"{prefix}{name}.").items()}
+
+    return walk(config.model_dump(mode="json"), "")
 
 
 def message(*overrides: str, dirs: list[Path] | None = None) -> str:
@@ -58,11 +79,77 @@ def test_the_paper_preset_holds_every_key_but_those_of_other_options() -> None:
             return {prefix.rstrip(".")}
         return set().union(*(flat(inner, f"{prefix}{name}.") for name, inner in value.items()))
 
-    held = flat(compose(["preset=paper"]).config.model_dump(mode="json"))
-    absent = set(leaf_keys()) - held
-    assert held <= set(leaf_keys())
-    # Only blocks with several shapes may lack keys: those of the shapes not chosen.
-    assert {key.partition(".")[0] for key in absent} <= {"data", "judge"}
+    held = [flat(built("preset=paper", f"method={m}").config.model_dump(mode="json")) for m in METHODS]
+    for keys in held:
+        assert keys <= set(leaf_keys())
+        # Only blocks with several shapes may lack keys: those of the shapes not chosen.
+        absent = {key.partition(".")[0] for key in set(leaf_keys()) - keys}
+        assert absent <= {"data", "judge", "method"}
+    assert {key for key in leaf_keys() if key.startswith("method.")} <= set().union(*held)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_method_composes_in_every_preset_and_takes_what_the_preset_sets_for_it(
+    preset: str, method: str
+) -> None:
+    composed = built(f"preset={preset}", f"method={method}")
+    assert composed.config.method.name == method
+    base = {"embedded": ["sane", "embedded"]}.get(preset, [preset])
+    wanted = {p: method for p in base if (CONFIG_DIR / p / f"{method}.yaml").is_file()}
+    assert {p: composed.choices[p] for p in BY_METHOD if composed.choices[p]} == wanted
+    assert Config.model_validate(yaml.safe_load(composed.yaml)) == composed.config
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_variant_changes_the_keys_that_its_file_names_and_no_other(preset: str, variant: str) -> None:
+    plain = flat_values(built(f"preset={preset}", "method=race").config)
+    varied = flat_values(built(f"preset={preset}", f"variant={variant}").config)
+    lines = read_sources(CONFIG_DIR / "variant" / f"{variant}.yaml", "variant")
+    assert varied["method.variant"] == variant
+    assert {key for key in varied if plain[key] != varied[key]} <= {line.key for line in lines if line.text}
+    for line in lines:
+        if line.text and "$" not in line.text:
+            assert varied[line.key] == yaml.safe_load(line.text)
+
+
+TABLE_16 = {
+    ("paper", "short-phases"): (0.20, 10, 5),
+    ("paper", "low-quarantine"): (0.10, 25, 12),
+    ("sane", "short-phases"): (0.20, 10, 5),
+    ("sane", "low-quarantine"): (0.10, 25, 12),
+    ("embedded", "short-phases"): (0.25, 2, 4),
+    ("embedded", "low-quarantine"): (0.125, 4, 5),
+}
+"""Printed; in the embedded preset relative to its (0.25, 4, 5) with W = 2:
+
+(q*, 0.4 L* = 1.6 -> 2, max(2W, 0.42 M*) = max(4, 2.1) = 4) and (0.5 q* = 0.125, 4, 5).
+"""
+
+
+@pytest.mark.parametrize(("preset", "variant"), list(TABLE_16))
+def test_the_variants_of_table_16_carry_its_numbers(preset: str, variant: str) -> None:
+    method = built(f"preset={preset}", f"variant={variant}").config.method
+    assert isinstance(method, RaceConfig)
+    found = (method.trqc.q_target, method.phase.policy_target, method.phase.rubric_target)
+    assert found == TABLE_16[preset, variant]
+
+
+def test_an_override_beats_the_variant() -> None:
+    words = ["variant=low-quarantine", "method.trqc.q_target=0.3"]
+    method = compose(words).config.method
+    assert isinstance(method, RaceConfig)
+    assert (method.variant, method.trqc.q_target) == ("low-quarantine", 0.3)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("method", ["evolm", "scalar-rm"])
+def test_a_variant_of_another_method_is_one_line(variant: str, method: str) -> None:
+    assert message(f"variant={variant}", f"method={method}") == (
+        f"variant={variant}: an ablation of method=race, not of method={method}; "
+        "choose method=race or leave the variant out"
+    )
 
 
 def test_an_override_beats_the_preset_and_a_group_choice_beats_the_presets_choice() -> None:
@@ -119,6 +206,8 @@ def test_any_name_survives_when_quoted(name: str) -> None:
         ("q_target=0.3", ["q_target=0.3", "did you mean method.trqc.q_target?"]),
         ("trqc.q_target=0.3", ["did you mean method.trqc.q_target?"]),
         ("method.trqc.q_targt=0.3", ["did you mean method.trqc.q_target"]),
+        ("fixed=[2,2]", ["did you mean method.phase.fixed?"]),
+        ("cycles=2", ["did you mean method.cycles?"]),
         ("prset=paper", ["did you mean preset=paper?"]),
         ("preset=papr", ["no such preset", "did you mean preset=paper?", "embedded, paper, sane"]),
         ("foo", ["foo", "needs a value"]),
@@ -210,6 +299,26 @@ def test_a_users_preset_is_found_by_option_and_by_variable(
     assert compose(["preset=mine"]).config.method.trqc.q_target == 0.4
 
 
+def test_a_preset_that_builds_on_embedded_keeps_what_embedded_sets_for_the_method(tmp_path: Path) -> None:
+    head = "# @package _global_\ndefaults:\n  - embedded\n"
+    mine = folder(tmp_path, f"{head}preset: mine\nrun:\n  seed: 5\n")
+    (mine / "preset" / "evo.yaml").write_text(
+        f"{head}  - override /method: evolm\n  - _self_\npreset: evo\nmethod:\n  group_size: 4\n",
+        encoding="utf-8",
+    )
+    composed = compose(["preset=mine"], [mine])
+    own = compose(["preset=embedded", "run.seed=5"])
+    assert composed.config.model_copy(update={"preset": "embedded"}) == own.config
+    assert [composed.choices[p] for p in ("sane", "embedded", "paper")] == ["race", "race", None]
+    for words in (["preset=mine", "method=evolm"], ["preset=evo"]):
+        composed = compose(words, [mine])
+        assert isinstance(composed.config.method, EvolmConfig)
+        assert composed.config.method.fixed == (3, 3)
+        assert composed.config.method.prompts_per_step == 6
+        assert [composed.choices[p] for p in ("sane", "embedded", "paper")] == ["evolm", "evolm", None]
+    assert composed.config.method.group_size == 4
+
+
 def test_a_missing_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--config-dir" in message(dirs=[tmp_path / "none"])
     monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "none"))
@@ -245,6 +354,9 @@ def test_broken_yaml_names_file_and_line(tmp_path: Path) -> None:
     text = message("preset=mine", dirs=[mine])
     assert "mine.yaml:4" in text
     assert "not valid YAML" in text
+    assert "no such key; did you mean method.trqc.q_target?" in message(
+        "preset=mine", "q_target=1", dirs=[mine]
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from racelab.configs.compose import compose
-from racelab.configs.keys import CONFIG_DIR
+from racelab.configs.keys import CONFIG_DIR, groups
 from racelab.configs.sources import read_sources
 
 TEXT = """\
@@ -51,17 +51,29 @@ def test_the_line_in_force_comes_last_through_presets_that_build_on_others() -> 
     chain = compose([]).sources()["method.trqc.q_target"]
     assert [s.file.relative_to(CONFIG_DIR).as_posix() for s in chain] == [
         "method/race.yaml",
-        "preset/sane.yaml",
-        "preset/embedded.yaml",
+        "sane/race.yaml",
+        "embedded/race.yaml",
     ]
     assert chain[0].comment == "Table 7"
 
 
-@pytest.mark.parametrize("preset", ["embedded", "sane", "paper"])
-def test_every_value_of_a_preset_has_a_line_that_holds_it(preset: str) -> None:
+def test_a_variant_stands_above_preset_and_method() -> None:
+    chain = compose(["variant=static-thresholds"]).sources()["method.trqc.eta_sigma"]
+    assert [s.file.relative_to(CONFIG_DIR).as_posix() for s in chain] == [
+        "method/race.yaml",
+        "embedded/race.yaml",
+        "variant/static-thresholds.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("preset", "method"),
+    [("sane", "race"), ("paper", "race"), *(("embedded", method) for method in groups()["method"])],
+)
+def test_every_value_of_a_preset_has_a_line_that_holds_it(preset: str, method: str) -> None:
     import yaml
 
-    composed = compose([f"preset={preset}"])
+    composed = compose([f"preset={preset}", f"method={method}"])
     lines = composed.sources()
 
     def check(value: object, key: str) -> None:

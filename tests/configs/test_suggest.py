@@ -36,6 +36,25 @@ def test_near_keys_gives_all_homes_of_a_shared_name_and_at_most_three() -> None:
     assert len(near_keys("x", [f"a{i}.x" for i in range(9)])) == 3
 
 
+def test_names_far_behind_the_best_are_left_out() -> None:
+    """`prset` is 10/11 of `preset` and 6/10 of `probe`."""
+    assert near("prset", ["probe", "preset"]) == ["preset"]
+    assert near("prset", ["probe"]) == ["probe"]
+
+
+def test_copies_of_a_key_that_lie_deeper_and_keys_of_other_methods_stand_back() -> None:
+    known = [
+        "method.trqc.q_target",
+        "method.sensitivity.short.q_target",
+        "method.fixed",
+        "method.phase.fixed",
+        "a.b.fixed",
+    ]
+    assert near_keys("q_target", known) == ["method.trqc.q_target"]
+    assert near_keys("fixed", known) == ["method.fixed", "a.b.fixed"]
+    assert near_keys("fixed", known, prefer={"method.phase.fixed"}) == ["method.phase.fixed"]
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
