@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from racelab.configs.schema import Config
+from racelab.experiments.methods.baselines.rar import rar
+from racelab.experiments.methods.baselines.rrd import rrd
+from racelab.experiments.methods.baselines.static_rubric import prompted
 from racelab.experiments.methods.race.step import Race
 from racelab.experiments.parts import Parts
 from racelab.experiments.types import StepRecord
@@ -36,7 +39,13 @@ class _Make(Protocol):
     ) -> Method: ...
 
 
-METHODS: dict[str, _Make] = {"race": Race}
+METHODS: dict[str, _Make] = {
+    "race": Race,
+    "prompted-api": prompted,
+    "prompted-policy": prompted,
+    "rar": rar,
+    "rrd": rrd,
+}
 """`method.name` -> its maker."""
 
 
