@@ -41,10 +41,9 @@ def ablate(
     known = config_options(config_dirs).get("variant", [])
     names = chosen("variant", variants, in_order(known, ORDER), overrides)
     specs = [spec for name in names for spec in seeded(name, [*overrides, f"variant={name}"], given)]
-    words = ["ablate", *(word for name in variants for word in ("--variant", name))]
-    words += [*([] if seeds is None else ["--seeds", seeds]), *overrides]
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
-    return run_cells("ablate", words, specs, options)
+    asked = [word for name in variants for word in ("--variant", name)]
+    return run_cells("ablate", ["ablate", *asked, *options.words(seeds), *overrides], specs, options)
 
 
 def in_order(known: Sequence[str], order: Sequence[str]) -> list[str]:

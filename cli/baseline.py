@@ -31,7 +31,6 @@ def baseline(
     known = [name for name in config_options(config_dirs).get("method", []) if name != _OURS]
     names = chosen("method", methods, in_order(known, ORDER), overrides)
     specs = [spec for name in names for spec in seeded(name, [*overrides, f"method={name}"], given)]
-    words = ["baseline", *(word for name in methods for word in ("--method", name))]
-    words += [*([] if seeds is None else ["--seeds", seeds]), *overrides]
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
-    return run_cells("baseline", words, specs, options)
+    asked = [word for name in methods for word in ("--method", name)]
+    return run_cells("baseline", ["baseline", *asked, *options.words(seeds), *overrides], specs, options)

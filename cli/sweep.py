@@ -42,6 +42,12 @@ class Options:
     config_dirs: tuple[Path, ...] = ()
     json_output: bool = False
 
+    def words(self, seeds: str | None) -> list[str]:
+        """The options to type again to go on with the sweep."""
+        found = [] if seeds is None else ["--seeds", seeds]
+        found += ["--jobs", str(self.jobs)] if self.jobs > 1 else []
+        return found + [word for folder in self.config_dirs for word in ("--config-dir", str(folder))]
+
 
 def sweep(
     file: Path,
@@ -58,8 +64,7 @@ def sweep(
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
     given = parse_seeds(seeds)
     grid = read_grid(file, overrides, given, config_dirs)
-    words = ["sweep", str(file), *([] if seeds is None else ["--seeds", seeds]), *overrides]
-    return run_cells(grid.name, words, grid.specs, options)
+    return run_cells(grid.name, ["sweep", str(file), *options.words(seeds), *overrides], grid.specs, options)
 
 
 def seeded(label: str, words: Sequence[str], seeds: Sequence[int] | None) -> list[Spec]:
@@ -175,17 +180,15 @@ def _print_plan(plan: Plan, statuses: Sequence[str], json_output: bool) -> None:
     if json_output:
         print_json(rows)
         return
+    common = set(plan.cells[0].overrides).intersection(*(cell.overrides for cell in plan.cells))
+    own = [shlex.join(word for word in cell.overrides if word not in common) for cell in plan.cells]
     table = [
-        [
-            str(row["run_id"]),
-            str(row["label"]),
-            str(row["seed"]),
-            str(row["status"]),
-            shlex.join(cell.overrides),
-        ]
-        for row, cell in zip(rows, plan.cells, strict=True)
+        [*(str(row[key]) for key in ("run_id", "label", "seed", "status")), words]
+        for row, words in zip(rows, own, strict=True)
     ]
-    print_table(["cell", "label", "seed", "status", "overrides"], table, right=["seed"])
+    print_table(["cell", "label", "seed", "status", "own overrides"], table, right=["seed"])
+    if common:
+        say(f"all cells: {shlex.join(word for word in plan.cells[0].overrides if word in common)}")
     say(f"{len(rows)} cells of {plan.run_id} in {plan.root}; nothing was started")
 
 

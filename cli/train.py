@@ -71,7 +71,8 @@ def _train_seeds(
     words = [config.method.name, getattr(config.method, "variant", ""), config.preset]
     name = config.run.name or "-".join(word for word in words if word)
     options = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output)
-    return run_cells(name, ["train", *overrides, "--seeds", seeds], seeded(name, overrides, given), options)
+    command = ["train", *options.words(seeds), *overrides]
+    return run_cells(name, command, seeded(name, overrides, given), options)
 
 
 def run_root(configured: str) -> Path:

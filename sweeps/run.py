@@ -81,7 +81,7 @@ def _folder_name(root: Path, cell: Cell, fresh: bool) -> str:
 
 
 def members(sweep: RunFolder) -> list[dict[str, Any]]:
-    """The cells of a sweep's folder: {cell, run_id, label, seed, overrides} each.
+    """The cells of a sweep's folder: {cell, run_id, label, seed} each.
 
     Raises:
         RunFolderError: its `config/composed.yaml` is missing or damaged.
@@ -226,7 +226,7 @@ def _open_sweep(plan: Plan) -> RunFolder:
         },
         "tracking": first.tracking.model_dump(mode="json"),
         "cells": [
-            {"cell": c.cell_id, "run_id": r, "label": c.label, "seed": c.seed, "overrides": list(c.overrides)}
+            {"cell": c.cell_id, "run_id": r, "label": c.label, "seed": c.seed}
             for c, r in zip(plan.cells, plan.run_ids, strict=True)
         ],
     }

@@ -21,7 +21,19 @@ from racelab.experiments import errors
 
 HEAVY = ("torch", "mlflow", "ray", "vllm", "verl", "matplotlib", "transformers", "pandas", "pyarrow", "hydra")
 Call = Callable[..., Any]
-COMMANDS = ("train", "runs", "show", "sync", "ui", "doctor", "config")
+COMMANDS = (
+    "train",
+    "ablate",
+    "baseline",
+    "sweep",
+    "runs",
+    "show",
+    "replay",
+    "sync",
+    "ui",
+    "doctor",
+    "config",
+)
 
 
 def loaded(words: str) -> list[str]:
@@ -197,12 +209,14 @@ def test_train_gets_all_that_was_typed(call: Call, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cli, "_run", keep)
     words = ["train", "run.seed=1", "--seeds", "0,1", "--dry-run", "preset=sane", "--config-dir", "a"]
-    assert call(*words, "--config-dir", "b", "--json").code == 5
+    assert call(*words, "--config-dir", "b", "--json", "--jobs", "2", "--fresh").code == 5
     assert seen == {
         "command": "train",
         "overrides": ["run.seed=1", "preset=sane"],
         "resume": None,
         "seeds": "0,1",
+        "jobs": 2,
+        "fresh": True,
         "dry_run": True,
         "config_dirs": [Path("a"), Path("b")],
         "json_output": True,
