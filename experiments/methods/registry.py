@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from racelab.configs.schema import Config
+from racelab.experiments.methods.baselines.evolm import Evolm
 from racelab.experiments.methods.baselines.rar import rar
+from racelab.experiments.methods.baselines.rlcer import Rlcer
 from racelab.experiments.methods.baselines.rrd import rrd
 from racelab.experiments.methods.baselines.static_rubric import prompted
 from racelab.experiments.methods.race.step import Race
@@ -41,6 +43,8 @@ class _Make(Protocol):
 
 METHODS: dict[str, _Make] = {
     "race": Race,
+    "evolm": Evolm,
+    "rlcer": Rlcer,
     "prompted-api": prompted,
     "prompted-policy": prompted,
     "rar": rar,
