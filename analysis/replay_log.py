@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from racelab.experiments.errors import DataError
-from racelab.experiments.methods.grpo import MIN_VALID, SCORE_DIGITS
+from racelab.experiments.methods.grpo import SCORE_DIGITS
 from racelab.experiments.methods.race.phase import PhaseKind
 from racelab.experiments.methods.race.routing import GroupSignals, tie_rate
 from racelab.experiments.runfolder import RunFolder
@@ -166,8 +166,7 @@ def integrity(log: Log, eps_tie: float) -> dict[str, int]:
         mean_M = np.where(there_MG, rewards_MG, 0.0).sum(axis=1) / n_M
         off_MG = np.where(there_MG, rewards_MG - mean_M[:, None], 0.0)
         std_M = np.sqrt((off_MG**2).sum(axis=1) / n_M)
-        tie_M = _ties(rewards_MG, eps_tie) / (n_M * (n_M - 1) / 2)
-    tie_M[n_M < MIN_VALID] = np.nan
+        tie_M = _ties(rewards_MG, eps_tie) / (n_M * (n_M - 1) / 2)  # 0 / 0, NaN, without a pair
     return {
         name: _unequal(found_M, log.columns[name].astype(np.float64))
         for name, found_M in (("mean", mean_M), ("std", std_M), ("tie_rate", tie_M))

@@ -1,8 +1,8 @@
-"""Seconds of a controller replay, tables read included: 1,000 policy steps of 64 groups. Limit: 2 s.
+"""CPU seconds of a controller replay, tables read included: 1,000 policy steps of 64 groups. Limit: 2 s.
 
-`python bench/replay.py [--steps N] [--groups N] [--json]`. The run folder is synthetic (random rewards, fixed phases of
-25 and 12 steps), written by the real spool and tables; its decisions are those of a replay, so a second one must
-find no difference.
+`python bench/replay.py [--steps N] [--groups N] [--repeat N] [--json]`. The run folder is synthetic (random rewards,
+fixed phases of 25 and 12 steps), written by the real spool and tables; its decisions are those of a replay, so a second
+one must find no difference.
 """
 
 from __future__ import annotations
@@ -87,31 +87,17 @@ def write(run: RunFolder, log: Log, replayed: Replayed) -> None:
         tracker.close("finished")
 
 
-def main() -> int:
-    """Prints the seconds; 1 if they are above the limit or the replay finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    words = ["preset=sane", "method.phase.mode=fixed", f"method.phase.fixed=[{PHASES[0]},{PHASES[1]}]"]
-    composed = compose([*words, f"run.policy_updates={arguments.steps}", "backend=local"])
-    method, settings = composed.config.method, composed.config.run
+def measure(run: RunFolder, method: Any, settings: Any) -> dict[str, float]:
+    """CPU seconds of one replay, part by part; other load hardly matters to them."""
     eps_tie = method.routing.eps_tie
-    with tempfile.TemporaryDirectory() as folder:
-        log = build_log(*synthetic(arguments.steps, arguments.groups), pd.DataFrame({"index": []}))
-        run = RunFolder.create(
-            Path(folder), "bench", composed_yaml=composed.yaml, overrides=words, info={"seed": 0}
-        )
-        write(run, log, replay(log, method, settings, eps_tie))
-        started = time.perf_counter()
-        log = load_log(run)
-        loaded = time.perf_counter()
-        replayed = replay(log, method, settings, eps_tie)
-        decided = time.perf_counter()
-        result = to_json(log, replayed) | {"integrity": integrity(log, eps_tie)}
-        ended = time.perf_counter()
-    figures = {
+    started = time.process_time()
+    log = load_log(run)
+    loaded = time.process_time()
+    replayed = replay(log, method, settings, eps_tie)
+    decided = time.process_time()
+    result = to_json(log, replayed) | {"integrity": integrity(log, eps_tie)}
+    ended = time.process_time()
+    return {
         "groups": len(log.signals),
         "read_s": round(loaded - started, 3),
         "replay_s": round(decided - loaded, 3),
@@ -120,8 +106,31 @@ def main() -> int:
         "limit_s": LIMIT_S,
         "differences": result["n_differences"],
     }
+
+
+def main() -> int:
+    """Prints the seconds; 1 if they are above the limit or the replay finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--groups", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3, help="the least total counts")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    words = ["preset=sane", "method.phase.mode=fixed", f"method.phase.fixed=[{PHASES[0]},{PHASES[1]}]"]
+    composed = compose([*words, f"run.policy_updates={arguments.steps}", "backend=local"])
+    method, settings = composed.config.method, composed.config.run
+    with tempfile.TemporaryDirectory() as folder:
+        log = build_log(*synthetic(arguments.steps, arguments.groups), pd.DataFrame({"index": []}))
+        run = RunFolder.create(
+            Path(folder), "bench", composed_yaml=composed.yaml, overrides=words, info={"seed": 0}
+        )
+        write(run, log, replay(log, method, settings, method.routing.eps_tie))
+        figures = min(
+            (measure(run, method, settings) for _ in range(max(1, arguments.repeat))),
+            key=lambda f: f["total_s"],
+        )
     print(json.dumps(figures) if arguments.json else "  ".join(f"{k} {v}" for k, v in figures.items()))
-    return int(ended - started > LIMIT_S or result["n_differences"] > 0)
+    return int(figures["total_s"] > LIMIT_S or figures["differences"] > 0)
 
 
 if __name__ == "__main__":

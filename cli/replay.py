@@ -266,8 +266,9 @@ def _print_verdict(result: Mapping[str, Any]) -> None:
     else:
         first = found[0]
         group = f" of group {first['group']}" if first["group"] is not None else ""
+        count = "1 difference" if len(found) == 1 else f"{len(found):,} differences"
         print(
-            f"{len(found):,} difference{'s' if len(found) > 1 else ''}; first at step {first['step']}: {first['what']}{group}, "
+            f"{count}; first at step {first['step']}: {first['what']}{group}, "
             f"logged {_exact(first['logged'])}, replayed {_exact(first['replayed'])}."
         )
         if result["set"]:

@@ -165,14 +165,21 @@ def test_once_the_phases_part_each_phase_takes_the_next_steps_of_its_kind():
 
 
 def test_another_eps_tie_takes_tie_rates_from_the_rewards():
-    """0.5, 0.52, 0.9, 0.1: one pair of six is closer than 0.025, none closer than 0.01, all six closer than 0.9."""
+    """0.5, 0.52, 0.9, 0.1: one pair of six is closer than 0.025, none closer than 0.01, all six closer than 0.9.
+
+    Of these only 6/6 >= tau_tie = 9/10 (about) is degenerate.
+    """
     own = hand_config()
-    rewards = [0.5, 0.52, 0.9, 0.1]
-    row = group(5, 0.505, 0.28, 1 / 6) | {"rewards": rewards}
-    log = hand_log(row)
-    last = [by(log, own, routing__eps_tie=eps).signals[-1].tie_rate for eps in (0.025, 0.01, 0.9)]
-    assert last == [1 / 6, 0.0, 1.0]
-    assert by(log, own, routing__eps_tie=0.9).signals[-1].n_valid == 4
+    log = hand_log(group(5, 0.505, 0.28, 1 / 6) | {"rewards": [0.5, 0.52, 0.9, 0.1]})
+    replays = [by(log, own, routing__eps_tie=eps) for eps in (0.025, 0.01, 0.9)]
+    assert [r.signals[-1].tie_rate for r in replays] == [1 / 6, 0.0, 1.0]
+    assert [r.decisions[-1].fed.step for r in replays] == [5, 5, 5]
+    assert [r.decisions[-1].routes[0].value for r in replays] == [
+        "informative",
+        "informative",
+        "rubric_failed",
+    ]
+    assert replays[2].signals[-1].n_valid == 4
 
 
 def test_a_phase_that_the_log_stops_in_is_open():
