@@ -10,6 +10,7 @@ from racelab.experiments.methods.baselines.evolm import Evolm
 from racelab.experiments.methods.baselines.rar import rar
 from racelab.experiments.methods.baselines.rlcer import Rlcer
 from racelab.experiments.methods.baselines.rrd import rrd
+from racelab.experiments.methods.baselines.rubric_arm import RubricArm
 from racelab.experiments.methods.baselines.static_rubric import prompted
 from racelab.experiments.methods.race.step import Race
 from racelab.experiments.parts import Parts
@@ -49,6 +50,7 @@ METHODS: dict[str, _Make] = {
     "prompted-policy": prompted,
     "rar": rar,
     "rrd": rrd,
+    "rubric-arm": RubricArm,
 }
 """`method.name` -> its maker."""
 
