@@ -10,7 +10,8 @@ was never updated is not stored. A switch copies what the role at hand has becom
 and loads the other, bit by bit as it was; between two roles with the same state it does nothing.
 
 Cost: with AdamW a role has three float32 numbers a parameter, 420 MB at 35 M trained parameters, in memory for every
-role that was updated (one set of starting weights besides) and in every checkpoint.
+role that was updated (one set of starting weights besides) and in every checkpoint. A switch there takes 0.1 to 0.2 s
+on one thread once the memory is there, 0.5 to 2 s the first time.
 """
 
 from __future__ import annotations
