@@ -392,6 +392,14 @@ class RlcerConfig(BaselineCommon):
     outcome_weight: NonNegative
     cot_weight: NonNegative
 
+    @model_validator(mode="after")
+    def _items(self) -> RlcerConfig:
+        if self.rubric.on_parse_failure != "nan":
+            raise ValueError(
+                "rubric.on_parse_failure=raw_text leaves no items to verify one by one; set rubric.on_parse_failure=nan"
+            )
+        return self
+
 
 class PairwiseJudgeConfig(SamplingConfig):
     """How Rubric-ARM's trained judge samples its verdicts."""
@@ -694,6 +702,11 @@ class Config(Section):
             raise ValueError(
                 "probe.redundancy=judge asks the judge model a question, which judge=likelihood cannot answer; "
                 "set probe.redundancy=encoder or none"
+            )
+        if isinstance(m, RlcerConfig) and m.verifier == "list" and self.judge.kind != "json":
+            raise ValueError(
+                f"method.verifier=list asks the judge model for a JSON reply, which judge={self.judge.kind} does not "
+                "write; set judge=json or method.verifier=items"
             )
         if self.learner.minibatches > m.prompts_per_step * m.group_size:
             raise ValueError("learner.minibatches is above the number of samples of a step")
