@@ -37,7 +37,6 @@ End = Literal["budget", "log", "policy", "rubric"]
 OPEN = "open"
 """End reason of the phase that a replay stops in, where the run itself did not end there."""
 
-_POOLED = {"rubric_failed": frozenset({Route.RUBRIC_FAILED}), "uniform": frozenset(Route) - {Route.INVALID}}
 _NOTHING = Sample((), (), "", True)
 _ENTRY = PoolEntry("", Prompt("", ""), _NOTHING, _NOTHING, 0.0, 0)
 """What the pool holds here: of an entry only the margin decides anything."""
@@ -217,7 +216,7 @@ class _Machine:
         return after, self._decision(state, after, fed, moved.event)
 
     def _entries(self, fed: LoggedStep, routes: Sequence[Route]) -> list[PoolEntry]:
-        wanted, least = _POOLED[self.config.pool.fill], self.config.pool.min_margin
+        wanted, least = settings.POOLED[self.config.pool.fill], self.config.pool.min_margin
         rows = [row for row, route in zip(fed.rows, routes, strict=True) if route in wanted]
         if least == 0.0:  # every margin will do
             return [_ENTRY] * len(rows)

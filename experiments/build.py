@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from racelab.experiments.models.generator import (
 from racelab.experiments.models.guards import GuardSettings
 from racelab.experiments.models.judge import JudgeSettings, build_judge
 from racelab.experiments.models.judge_likelihood import Calibration, LikelihoodJudge, LikelihoodSettings
-from racelab.experiments.models.judge_prompted import DigitSettings, JsonSettings
+from racelab.experiments.models.judge_prompted import DigitSettings
 from racelab.experiments.models.rubric import RubricSettings
+from racelab.experiments.needs import Needs, find_needs, json_settings
 from racelab.experiments.parts import Parts
 from racelab.experiments.ports import Judge, LanguageModel
-from racelab.experiments.rng import Streams, derived_seed, torch_generator
+from racelab.experiments.rng import Streams, torch_generator
 from racelab.experiments.tracking.mlflow_store import tracking_uri
 from racelab.experiments.types import JudgeItem, Prompt
 
@@ -43,6 +44,7 @@ class Inputs:
         model: folder of the trained model.
         judge: folder of the judge, None if it is the untrained policy.
         encoder: folder of the encoder.
+        needs: what the method asks for beside them.
     """
 
     prompts: PromptData
@@ -50,6 +52,7 @@ class Inputs:
     model: Path
     judge: Path | None
     encoder: Path
+    needs: Needs = field(default_factory=Needs)
 
 
 def find_inputs(config: Config, root: Path) -> Inputs:
@@ -72,13 +75,15 @@ def find_inputs(config: Config, root: Path) -> Inputs:
             f"{len(data.train)} training prompts are fewer than method.prompts_per_step="
             f"{config.method.prompts_per_step}; raise data.limit or lower it"
         )
+    needs = find_needs(config, data)
     m, j, e = config.model, config.judge, config.encoder
     return Inputs(
         prompts=data,
-        lines=(report.line(),),
+        lines=(report.line(), *needs.lines),
         model=resolve_model(m.source, sha256=m.sha256, revision=m.revision),
         judge=None if j.source == "policy" else resolve_model(j.source, sha256=j.sha256, revision=j.revision),
         encoder=resolve_model(e.source, sha256=e.sha256, revision=e.revision),
+        needs=needs,
     )
 
 
@@ -137,6 +142,8 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
         backend=backend,
         stream=SeededStream(prompts.train, config.run.seed),
         rng=Streams(config.run.seed),
+        judge_model=judge_model,
+        seed=config.run.seed,
     )
     return parts, prompts, lines
 
@@ -177,21 +184,10 @@ def _digit(judge: schema.DigitJudgeConfig, seed: int) -> JudgeSettings:
     return DigitSettings(low=judge.low, high=judge.high)
 
 
-def _json(judge: schema.JsonJudgeConfig, seed: int) -> JudgeSettings:
-    return JsonSettings(
-        high=judge.high,
-        max_tokens=judge.max_tokens,
-        temperature=judge.temperature,
-        top_p=judge.top_p,
-        thinking=judge.thinking,
-        seed=derived_seed(seed, "judge") % 2**31,
-    )
-
-
 JUDGE_SETTINGS: dict[str, Callable[[Any, int], JudgeSettings]] = {
     "likelihood": _likelihood,
     "digit": _digit,
-    "json": _json,
+    "json": json_settings,
 }
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from racelab.experiments.models.generator import Generator, SamplingSettings
-from racelab.experiments.ports import Backend, Encoder, Judge, PromptStream, RewardModel, Verifier
+from racelab.experiments.ports import (
+    Backend,
+    Encoder,
+    Judge,
+    LanguageModel,
+    PromptStream,
+    RewardModel,
+    Verifier,
+)
 from racelab.experiments.rng import Streams
 from racelab.experiments.types import Pair
 
@@ -26,6 +34,7 @@ class Parts:
         backend: the trained weights and the optimiser.
         stream: training prompts.
         rng: the generators of the training loop.
+        judge_model: the language model behind the judge.
         seed: of the run, for draws that depend on a prompt and not on when it comes.
         proposer: the model that writes rubrics for the prompted and offline baselines (`method.proposer`).
         verifier: checks answers item by item (RLCER).
@@ -43,12 +52,13 @@ class Parts:
     backend: Backend
     stream: PromptStream
     rng: Streams
+    judge_model: LanguageModel | None = None
     seed: int = 0
     proposer: ChatModel | None = None
     verifier: Verifier | None = None
     reward_model: RewardModel | None = None
     pairs: tuple[Pair, ...] = ()
-    proposal: SamplingSettings = SamplingSettings(max_tokens=2048, temperature=0.0)
+    proposal: SamplingSettings = field(default_factory=lambda: SamplingSettings(2048, 0.0))
 
     def forget(self) -> None:
         """Empties caches before a step, so that a step computes the same bits in a run that was resumed there."""

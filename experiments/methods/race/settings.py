@@ -89,3 +89,9 @@ def _no_routing(group: GroupSignals, _: Thresholds) -> Route:
 
 
 ROUTERS: dict[str, Router] = {"full": route, "sigma_zero": _zero_spread, "off": _no_routing}
+
+POOLED: dict[str, frozenset[Route]] = {
+    "rubric_failed": frozenset({Route.RUBRIC_FAILED}),
+    "uniform": frozenset(Route) - {Route.INVALID},
+}
+"""`pool.fill` -> the routes whose groups go into the pool."""

@@ -204,10 +204,7 @@ class Race:
         self, groups: Sequence[RolloutGroup], routes: Sequence[Route], state: RaceState
     ) -> list[PoolEntry]:
         """Rubric failures, or (ablation) every group that has two valid scores."""
-        wanted = {
-            "rubric_failed": {Route.RUBRIC_FAILED},
-            "uniform": set(Route) - {Route.INVALID},
-        }[self.config.pool.fill]
+        wanted = settings.POOLED[self.config.pool.fill]
         entries = [
             make_entry(g, policy_step=state.phase.policy_steps + 1, pushed_step=state.step + 1)
             for g, r in zip(groups, routes, strict=True)

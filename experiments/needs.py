@@ -1,0 +1,184 @@
+"""What only some methods need: found before a run folder exists, made once the judge has its scales.
+
+One finder and one maker per block of the config that asks for something; a method that asks for nothing has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from racelab.configs import schema
+from racelab.configs.schema import Config
+from racelab.experiments.data.pairs import load_pairs
+from racelab.experiments.data.sources import PromptData
+from racelab.experiments.errors import ConfigError
+from racelab.experiments.models.api import ApiModel, ApiSettings, check
+from racelab.experiments.models.assets import cache_dir, resolve_model
+from racelab.experiments.models.chat import ChatModel, LocalChat
+from racelab.experiments.models.judge_prompted import JsonSettings
+from racelab.experiments.models.proposals import proposal_sampling
+from racelab.experiments.models.verifier import make_verifier
+from racelab.experiments.parts import Parts
+from racelab.experiments.rng import derived_seed
+from racelab.experiments.types import Pair
+
+FIT = "fit"
+"""`method.source` of a reward model that is fitted at the start of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Found, not yet loaded.
+
+    Attributes:
+        pairs: preference pairs, all of them.
+        reward_model: folder of a sequence-classification model; None: fitted, or not needed.
+        lines: what the loaders have to say.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    reward_model: Path | None = None
+    lines: tuple[str, ...] = ()
+
+
+def find_needs(config: Config, data: PromptData) -> Needs:
+    """Everything of this kind that can be wrong with the outside.
+
+    Raises:
+        RacelabError: one line naming the key, file, variable or package that is missing or wrong.
+    """
+    if asks_api(config):
+        check(api_settings(config.api))
+    find = _FINDERS.get(type(config.method))
+    return Needs() if find is None else find(config, data)
+
+
+def json_settings(judge: schema.JsonJudgeConfig, seed: int) -> JsonSettings:
+    """How a JSON judge replies; its draws are seeded by the run."""
+    return JsonSettings(
+        high=judge.high,
+        max_tokens=judge.max_tokens,
+        temperature=judge.temperature,
+        top_p=judge.top_p,
+        thinking=judge.thinking,
+        seed=derived_seed(seed, "judge") % 2**31,
+    )
+
+
+def asks_api(config: Config) -> bool:
+    """Whether the run talks to the model of `api`."""
+    return getattr(config.method, "proposer", None) == "api" or config.probe.redundancy == "api"
+
+
+def api_settings(api: schema.ApiConfig) -> ApiSettings:
+    """The client's settings; replies are kept beside the converted models, for all runs."""
+    return ApiSettings(
+        base_url=api.base_url,
+        model=api.model,
+        key_env=api.key_env,
+        timeout_s=api.timeout_s,
+        max_retries=api.max_retries,
+        backoff_s=api.backoff_s,
+        max_backoff_s=api.max_backoff_s,
+        concurrency=api.concurrency,
+        cache_dir=cache_dir() / "api" if api.cache else None,
+        temperature=api.temperature,
+        max_tokens=api.max_tokens,
+    )
+
+
+def _no_rules(config: Config, data: PromptData) -> Needs:
+    """RLCER asks every prompt's own rule whether an answer is right."""
+    without = sum(p.check is None for p in data.train)
+    if without == len(data.train):
+        raise ConfigError(
+            "method=rlcer needs prompts with a rule that decides what is right, and none of the training prompts has "
+            "one; take data=package, data=reasoning-gym, or a file with data.check_field"
+        )
+    line = f"{without} of {len(data.train)} training prompts have no rule: their answers count neither right nor wrong"
+    return Needs(lines=(line,) if without else ())
+
+
+def _pairs(source: str, config: Config) -> tuple[Pair, ...]:
+    """Packaged pairs are of the difficulty that the run trains on."""
+    data = config.data
+    if isinstance(data, schema.PackageData):
+        return tuple(load_pairs(source, difficulty=data.difficulty, categories=data.categories))
+    return tuple(load_pairs(source))
+
+
+def _rubric_arm(config: Config, data: PromptData) -> Needs:
+    method = config.method
+    assert isinstance(method, schema.RubricArmConfig)
+    pairs = _pairs(method.pairs, config)
+    if len(pairs) < method.pairs_per_step:
+        raise ConfigError(
+            f"{len(pairs)} preference pairs are fewer than method.pairs_per_step={method.pairs_per_step}; "
+            "lower it or give more pairs"
+        )
+    return Needs(pairs=pairs, lines=(f"{len(pairs)} preference pairs from {method.pairs}",))
+
+
+def _scalar_rm(config: Config, data: PromptData) -> Needs:
+    method = config.method
+    assert isinstance(method, schema.ScalarRmConfig)
+    if method.source != FIT:
+        folder = resolve_model(method.source, sha256=method.sha256, revision=method.revision)
+        return Needs(reward_model=folder)
+    pairs = _pairs(method.pairs, config)
+    return Needs(pairs=pairs, lines=(f"{len(pairs)} preference pairs from {method.pairs}",))
+
+
+_FINDERS: dict[type, Callable[[Config, PromptData], Needs]] = {
+    schema.RlcerConfig: _no_rules,
+    schema.RubricArmConfig: _rubric_arm,
+    schema.ScalarRmConfig: _scalar_rm,
+}
+
+
+def equip(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Parts, tuple[str, ...]]:
+    """The parts with what the method asks for beside them, and lines about it.
+
+    Args:
+        parts: judge calibrated.
+        config: of the run.
+        needs: from `find_needs`.
+        folder: of the run, for what is made once and kept with it.
+    """
+    make = _MAKERS.get(type(config.method))
+    return (parts, ()) if make is None else make(parts, config, needs, folder)
+
+
+def _static(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Parts, tuple[str, ...]]:
+    method = config.method
+    assert isinstance(method, schema.StaticRubricCommon)
+    proposers: dict[str, Callable[[], ChatModel]] = {
+        "api": lambda: ApiModel(api_settings(config.api)),
+        "untrained": lambda: LocalChat(parts.untrained.model, seed=config.run.seed, model_id="untrained"),
+    }
+    proposer = proposers[method.proposer]()
+    return replace(parts, proposer=proposer, proposal=proposal_sampling(method, config.api)), ()
+
+
+def _rlcer(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Parts, tuple[str, ...]]:
+    method, judge = config.method, config.judge
+    assert isinstance(method, schema.RlcerConfig)
+    assert parts.judge_model is not None
+    verifier = make_verifier(
+        method.verifier,
+        model=parts.judge_model,
+        judge=parts.judge,
+        threshold=method.item_threshold,
+        settings=json_settings(judge, config.run.seed) if isinstance(judge, schema.JsonJudgeConfig) else None,
+    )
+    return replace(parts, verifier=verifier), ()
+
+
+_MAKERS: dict[type, Callable[..., tuple[Parts, tuple[str, ...]]]] = {
+    schema.PromptedConfig: _static,
+    schema.RarConfig: _static,
+    schema.RrdConfig: _static,
+    schema.RlcerConfig: _rlcer,
+}
