@@ -20,6 +20,8 @@ from racelab.sweeps.record import Row, means
 from racelab.sweeps.run import Plan, Result, make_plan, run_sweep
 
 _SHOWN_LABELS = 3
+_NO_INPUT = {"run", "learner", "validation", "checkpoint"}
+"""Sections that say nothing about data, models and addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,8 @@ def _check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
     seen: set[str] = set()
     for cell in cells:
         c = cell.config
-        values = c.model_dump(mode="json")
-        inputs = {key: block for key, block in values.items() if key not in ("run", "learner", "validation")}
-        key = json.dumps(inputs, sort_keys=True)
+        values = c.data.model_dump(mode="json") if dry_run else c.model_dump(mode="json", exclude=_NO_INPUT)
+        key = json.dumps(values, sort_keys=True)
         if key in seen:
             continue
         seen.add(key)
@@ -198,11 +199,8 @@ def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
         print_json(_as_json(result))
         return
     print_cells(result.rows)
-    failed = [
-        (state, row)
-        for state, row in zip(result.states, result.rows, strict=True)
-        if row["status"] == "failed"
-    ]
+    ended = ("failed", "interrupted") if result.status == "failed" else ("failed",)
+    failed = [pair for pair in zip(result.states, result.rows, strict=True) if pair[0].status in ended]
     if failed:
         print()
         table = [[state.folder.run_id, str(row["reason"]), str(state.log)] for state, row in failed]

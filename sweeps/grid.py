@@ -119,7 +119,8 @@ def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and not _PLAIN.fullmatch(value):
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        # in a quoted text a backslash is itself, but for those before a quote
+        escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
         return f"'{escaped}'"
     return str(value)
 

@@ -240,23 +240,18 @@ def _claim(folder: RunFolder) -> int | None:
     return None
 
 
+def child_words(folder: RunFolder) -> list[str]:
+    """The command line of a child; `-P` keeps the working directory out of its imports."""
+    return [sys.executable, "-P", "-m", "racelab.cli.main", "train", "--resume", str(folder.path), "--json"]
+
+
 def _spawn(state: CellState, jobs: int) -> subprocess.Popen[bytes]:
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "racelab.cli.main",
-        "train",
-        "--resume",
-        str(state.folder.path),
-        "--json",
-    ]
     state.log.parent.mkdir(parents=True, exist_ok=True)
     with open(state.log, "ab") as log:
         # its own session: Ctrl-C in the terminal is for the sweep, which passes it on
         return subprocess.Popen(
-            words, env=child_environment(os.environ, jobs), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
+            child_words(state.folder), env=child_environment(os.environ, jobs), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
 
@@ -267,7 +262,7 @@ def child_environment(present: Mapping[str, str], jobs: int, cores: int | None =
     """
     found = {**present, PARENT_VARIABLE: str(os.getpid())}
     if jobs > 1:
-        found.setdefault("OMP_NUM_THREADS", str(max(1, (cores or os.cpu_count() or 1) // jobs)))
+        found.setdefault("OMP_NUM_THREADS", str(max(1, (cores or len(os.sched_getaffinity(0))) // jobs)))
     return found
 
 

@@ -194,6 +194,8 @@ class Recorder:
     def _add(self, states: Sequence[CellState]) -> None:
         """The rows of some cells, and the means with them; the step is the number of cells that have ended."""
         assert self._tracker is not None
+        if not states:
+            return
         rows = [state_row(state) for state in states]
         self._rows |= {row["run_id"]: row for row in rows}
         statuses = [state.status for state in self.states]

@@ -1,0 +1,264 @@
+"""What a sweep says of its cells, and the record of the sweep's own run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from racelab.experiments.fsio import read_json, write_json_atomic
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.signals import StopRequest
+from racelab.experiments.tracking.spool import SpoolWriter, read_spool
+from racelab.sweeps import launch
+from racelab.sweeps.cells import Cell, Spec, make_cells
+from racelab.sweeps.launch import CellState
+from racelab.sweeps.record import cell_row, means, numbers, wall_seconds
+from racelab.sweeps.run import Plan, make_plan, members, rows_of, run_sweep
+
+SUMMARY = {
+    "steps": {"policy": 8, "rubric": 3},
+    "phases": [
+        {"kind": "policy", "length": 3, "end_reason": "saturation"},
+        {"kind": "rubric", "length": 3, "end_reason": "plateau"},
+        {"kind": "policy", "length": 4, "end_reason": "saturation"},
+        {"kind": "policy", "length": 1, "end_reason": "budget"},
+    ],
+    "quarantine_rate": 0.25,
+    "collapse_rate": None,
+    "validation": {
+        "judged_reward": {"before": 0.25, "after": 0.375, "difference": 0.125},
+        "rule_success": {"before": None, "after": None, "difference": None},
+    },
+}
+
+
+def test_the_numbers_of_a_summary() -> None:
+    """Policy phases that ended by themselves: (3 + 4) / 2 = 3.5; the budget cut the last, of length 1."""
+    assert numbers(SUMMARY) == {
+        "reward": 0.375,
+        "reward_gain": 0.125,
+        "quarantine_rate": 0.25,
+        "policy_updates": 8.0,
+        "rubric_updates": 3.0,
+        "n_phases": 4.0,
+        "policy_phase_len": 3.5,
+        "rubric_phase_len": 3.0,
+    }
+    assert numbers({}) == {}
+
+
+def test_means_are_over_the_finished_cells_of_a_label() -> None:
+    """full: (0.5 + 0.75) / 2 = 0.625; std with n - 1: sqrt(2 * (1/8)^2 / 1) = sqrt(1/32) = 0.1767767.
+
+    static: one cell, so no std; the failed cell counts nowhere.
+    """
+    rows = [
+        row("full", "finished", 0.5),
+        row("full", "finished", 0.75),
+        row("full", "failed", 9.0),
+        row("static", "finished", 0.25),
+        row("other", "failed", 1.0),
+    ]
+    found = means(rows)
+    assert found == {
+        "full/reward": 0.625,
+        "full/reward_std": pytest.approx(0.1767767, abs=1e-7),
+        "static/reward": 0.25,
+    }
+
+
+def row(label: str, status: str, reward: float) -> dict[str, Any]:
+    from racelab.sweeps.record import NAMES
+
+    return {"label": label, "status": status, **dict.fromkeys(NAMES), "reward": reward}
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    rates = {"a": "1e-4", "b": "2e-4"}
+    return make_cells(
+        [
+            Spec(label, seed, ("tracking=none", f"learner.lr={rate}"))
+            for label, rate in rates.items()
+            for seed in (0, 1)
+        ]
+    )
+
+
+class Ended:
+    """A child that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+
+@dataclass
+class Children:
+    """In the place of processes: cells end at once, those in `fail` badly and the others well."""
+
+    started: list[str] = field(default_factory=list)
+    fail: set[str] = field(default_factory=set)
+
+    def spawn(self, state: CellState, jobs: int) -> Ended:
+        name, run = f"{state.cell.label}-s{state.cell.seed}", state.folder
+        self.started.append(name)
+        bad = name in self.fail
+        with run.lock():
+            attempt = run.begin_attempt()
+            writer = SpoolWriter(run.spool_dir / f"{attempt}.jsonl")
+            writer.append(
+                [{"kind": "end", "step": 1, "status": "failed" if bad else "finished", "reason": ""}]
+            )
+            if not bad:
+                write_json_atomic(run.path / "summary.json", SUMMARY)
+            run.update(status="failed" if bad else "finished", reason="bad luck" if bad else "")
+        state.log.write_text("error: bad luck\n" if bad else "")
+        return Ended(int(bad))
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    found = Children()
+    monkeypatch.setattr(launch, "_spawn", found.spawn)
+    monkeypatch.setattr(launch, "POLL_S", 0.0)
+    return found
+
+
+class Nobody:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def start(self, name: str, states: object) -> None: ...
+
+    def changed(self, state: CellState) -> None: ...
+
+    def tick(self, states: object) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def stop(self) -> None: ...
+
+
+def start(plan: Plan, view: Nobody | None = None, resume: bool = False) -> Any:
+    with StopRequest() as stop:
+        return run_sweep(plan, 1, resume, view or Nobody(), stop)
+
+
+def plan(root: Path, cells: list[Cell], fresh: bool = False) -> Plan:
+    return make_plan("grid", "racelab sweep grid.yaml", root, cells, fresh)
+
+
+def test_a_sweep_is_a_run_with_a_row_per_cell_and_means_over_seeds(
+    tmp_path: Path, cells: list[Cell], children: Children
+) -> None:
+    result = start(plan(tmp_path, cells))
+    assert (result.status, result.exit_code) == ("finished", 0)
+    sweep = result.folder
+    info = sweep.info()
+    assert (info["kind"], info["status"], info["steps"], info["command"]) == (
+        "sweep", "finished", 4, "racelab sweep grid.yaml",
+    )  # fmt: skip
+    rows = [row for record in read_spool(sweep) if record["kind"] == "rows" for row in record["rows"]]
+    assert [(row["cell"], row["status"], row["reward"]) for row in rows] == [
+        (f"{label}-s{seed}", "finished", 0.375) for label in "ab" for seed in (0, 1)
+    ]
+    last = [r for r in read_spool(sweep) if r["kind"] == "metrics"][-1]
+    assert (last["step"], last["values"]["cells/finished"]) == (4, 4.0)
+    assert (last["values"]["b/reward"], last["values"]["b/reward_std"]) == (0.375, 0.0)
+    assert (sweep.path / "tables" / "cells.parquet").is_file()
+    assert [RunFolder.open(tmp_path / m["run_id"]).info()["sweep"] for m in members(sweep)] == [
+        sweep.run_id
+    ] * 4
+
+
+def test_started_again_only_the_failed_cell_runs_in_the_same_folders_and_the_same_parent(
+    tmp_path: Path, cells: list[Cell], children: Children
+) -> None:
+    children.fail = {"a-s1"}
+    first = start(plan(tmp_path, cells))
+    assert (first.status, first.exit_code) == ("failed", 1)
+    assert [row["status"] for row in first.rows] == ["finished", "failed", "finished", "finished"]
+    assert first.rows[1]["reason"] == "bad luck"
+    assert first.folder.info()["reason"].startswith("not finished: a-s1-")
+    assert rows_of(first.folder)[1]["status"] == "failed"
+    children.fail = set()
+    second = start(plan(tmp_path, cells), resume=True)
+    assert (second.status, second.exit_code, second.folder) == ("finished", 0, first.folder)
+    assert children.started == ["a-s0", "a-s1", "b-s0", "b-s1", "a-s1"]
+    rows = [row["cell"] for r in read_spool(second.folder) if r["kind"] == "rows" for row in r["rows"]]
+    assert sorted(rows) == ["a-s0", "a-s1", "b-s0", "b-s1"]
+    third = start(plan(tmp_path, cells))
+    assert (third.status, len(children.started), len(third.folder.attempts())) == ("finished", 5, 2)
+
+
+def test_fresh_starts_anew_beside_and_goes_on_there(
+    tmp_path: Path, cells: list[Cell], children: Children
+) -> None:
+    first = start(plan(tmp_path, cells))
+    fresh = start(plan(tmp_path, cells, fresh=True))
+    assert fresh.folder.run_id == f"{first.folder.run_id}-2"
+    assert [m["run_id"] for m in members(fresh.folder)] == [f"{cell.cell_id}-2" for cell in cells]
+    assert len(children.started) == 8
+    assert plan(tmp_path, cells).run_id == fresh.folder.run_id
+    assert plan(tmp_path, cells).statuses() == ["finished"] * 4
+
+
+def test_a_cell_that_another_sweep_has_finished_is_not_run_again(
+    tmp_path: Path, cells: list[Cell], children: Children
+) -> None:
+    start(plan(tmp_path, cells[:1]))
+    result = start(plan(tmp_path, cells))
+    assert [state.skipped for state in result.states] == [True, False, False, False]
+    assert children.started == ["a-s0", "a-s1", "b-s0", "b-s1"]
+
+
+def test_nothing_to_resume_is_an_error_and_leaves_nothing(tmp_path: Path, cells: list[Cell]) -> None:
+    from racelab.experiments.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="no cell of the sweep grid has been started"):
+        start(plan(tmp_path / "runs", cells), resume=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_finished_cells_of_other_code_are_named(
+    tmp_path: Path, cells: list[Cell], children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from racelab.sweeps import run as run_module
+
+    monkeypatch.setattr(run_module, "git_state", lambda folder: {"sha": "f" * 40})
+    result = start(plan(tmp_path, cells))
+    for state, sha in zip(result.states, ("f" * 40, "0" * 40, "0" * 40, None), strict=True):
+        file = state.folder.path / "env" / "environment.json"
+        write_json_atomic(file, {**read_json(file), "git": sha and {"sha": sha, "dirty": False}})
+    view = Nobody()
+    start(plan(tmp_path, cells), view)
+    (line,) = view.notes
+    assert line.startswith("2 finished cells were made by other code than fffffffff (a-s1-")
+    assert "by 000000000" in line
+    assert "--fresh" in line
+
+
+def test_wall_seconds_are_over_all_attempts(tmp_path: Path) -> None:
+    """3 s in the first attempt, 4.5 in the second: 7.5."""
+    from datetime import UTC, datetime
+
+    run = RunFolder.create(tmp_path, "n", composed_yaml="", overrides=[], info={"kind": "train", "seed": 1})
+    assert wall_seconds(run) is None
+    for attempt, seconds in ((1, 3.0), (2, 4.5)):
+        run.begin_attempt()
+        entries = run.attempts()
+        entries[-1]["started"] = datetime.fromtimestamp(1_000.0 * attempt, UTC).isoformat()
+        write_json_atomic(run.path / "attempts.json", entries)
+        at = int(1_000 * (1_000.0 * attempt + seconds))
+        writer = SpoolWriter(run.spool_dir / f"{attempt}.jsonl", lambda at=at: at)  # type: ignore[misc]
+        writer.append([{"kind": "metrics", "step": 1, "values": {}}])
+    assert wall_seconds(run) == pytest.approx(7.5)
+    assert math.isclose(cell_row(run, "x", "finished")["wall_s"], 7.5)
