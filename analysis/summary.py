@@ -1,4 +1,4 @@
-"""What happened in a RACE run, from its spool: numbers first, each with what it may be taken for.
+"""What happened in a run of any method, from its spool: numbers first, each with what it may be taken for.
 
 Everything is a plain dict of JSON values, so that the terminal, `--json` and the report show the same numbers.
 Differences come with 95 % intervals of a paired bootstrap over held-out prompts (samples of a prompt averaged
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from racelab.analysis.stats import paired_bootstrap
+from racelab.experiments.methods.ledger import KINDS
+from racelab.experiments.probe import RECTANGLE
 from racelab.experiments.rng import numpy_generator
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.experiments.tracking.spool import read_spool
@@ -51,8 +53,10 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         "rubric_updates": _rubric_updates(rubric, tables.get("rubric_groups", [])),
         "validation": _validation(samples, config, seed),
         "sharpening": _sharpening(samples, config, seed),
-        "rubrics": _rubrics(tables.get("rubric_probe", [])),
+        "probe": _probe(metrics, tables.get("rubric_probe", [])),
         "judge": _judge(metrics),
+        "saturated": {name: _saturated(metrics, f"race/{name}/saturated") for name in ("trqc", "switch")},
+        "costs": _costs(metrics),
         "health": _health(metrics),
     }
 
@@ -114,7 +118,7 @@ def _by_epoch(groups: Sequence[Row], n: int, n_train: int) -> list[float]:
 
 
 def _rubric_updates(rubric: Sequence[Mapping[str, float]], rows: Sequence[Row]) -> dict[str, Any]:
-    margins = [float(r["m_old"]) for r in rows]
+    margins = [float(r["m_old"]) for r in rows if r.get("m_old") is not None]
     return {
         "reward": _values(rubric, "race/rubric_reward/mean"),
         "gain": _values(rubric, "race/rubric_reward/gain_mean"),
@@ -189,33 +193,35 @@ def _sharpening(samples: Sequence[Row], config: Mapping[str, Any], seed: int) ->
     return {"rows": rows, "best_untrained_temperature": best, "beyond": beyond}
 
 
-def _rubrics(rows: Sequence[Row]) -> dict[str, Any]:
-    """Usable share and a few texts of the rubric role, before and after, for the same prompts and seeds."""
-    result: dict[str, Any] = {}
-    texts: dict[str, dict[str, str]] = {UNTRAINED: {}, TRAINED: {}}
-    for label, found in texts.items():
-        mine = [r for r in rows if r["checkpoint"] == label]
-        valid = {str(r["prompt_id"]): bool(r["json_valid"]) for r in mine}
-        found.update({str(r["prompt_id"]): str(r["text"]) for r in mine})
-        criteria = [r for r in mine if r["criterion"] is not None]
-        result[label] = {
-            "usable_frac": sum(valid.values()) / len(valid) if valid else None,
-            "n_criteria": len(criteria) / max(1, sum(valid.values())) if valid else None,
-            "grounded_frac": _share(criteria, "grounded"),
-            "specific_frac": _share(criteria, "specific"),
-            "distinct_frac": len({str(r["criterion"]) for r in criteria}) / len(criteria)
-            if criteria
-            else None,
-        }
-    shared = sorted(texts[UNTRAINED].keys() & texts[TRAINED].keys())[:3]
-    result["texts"] = [
-        {"prompt_id": k, "untrained": texts[UNTRAINED][k], "trained": texts[TRAINED][k]} for k in shared
-    ]
-    return result
+def _probe(metrics: Sequence[Mapping[str, float]], rows: Sequence[Row]) -> dict[str, Any]:
+    """The rubric probe at each checkpoint (Tables 1, 11, 13) and a few texts of the first and the last (Table 10)."""
+    by_step: dict[int, list[Row]] = {}
+    for row in rows:
+        by_step.setdefault(int(row["step"]), []).append(row)
+    checkpoints = []
+    for m in metrics:
+        found = {k.removeprefix("race/probe/"): v for k, v in m.items() if k.startswith("race/probe/")}
+        if found:
+            mine = by_step.get(int(m["step"]), [])
+            criteria = [str(r["criterion"]) for r in mine if r.get("criterion") is not None]
+            checkpoints.append(
+                {
+                    "checkpoint": str(mine[0]["checkpoint"]) if mine else "",
+                    "step": int(m["step"]),
+                    **found,
+                    "distinct_frac": len(set(criteria)) / len(criteria) if criteria else None,
+                }
+            )
+    return {"checkpoints": checkpoints, "texts": _first_and_last([by_step[k] for k in sorted(by_step)])}
 
 
-def _share(rows: Sequence[Row], column: str) -> float | None:
-    return sum(bool(r[column]) for r in rows) / len(rows) if rows else None
+def _first_and_last(probes: Sequence[Sequence[Row]]) -> list[dict[str, str]]:
+    """The rubrics of three prompts as first and as last written, the rectangle prompt of Table 10 first."""
+    if len(probes) < 2:
+        return []
+    first, last = ({str(r["prompt_id"]): str(r["text"]) for r in rows} for rows in (probes[0], probes[-1]))
+    shared = sorted(first.keys() & last.keys(), key=lambda k: (k != RECTANGLE, k))
+    return [{"prompt_id": k, "first": first[k], "last": last[k]} for k in shared[:3]]
 
 
 def _judge(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -235,15 +241,47 @@ def _judge(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _health(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     names = {k for m in metrics for k in m if k.startswith("health/nonfinite/")}
-    saturated = [int(m["step"]) for m in metrics if m.get("race/trqc/saturated") == 1.0]
     return {
         "judge_parse_failures": int(_total(metrics, "health/judge_parse_fail")),
         "judge_infra_failures": int(_total(metrics, "health/judge_infra_fail")),
         "cost_mismatch": int(_total(metrics, "health/cost_mismatch")),
         "deferred_switches": int(_total(metrics, "race/switch/deferred_switch")),
         "nonfinite": sorted(names),
-        "trqc_saturated_steps": len(saturated),
-        "trqc_first_saturated": saturated[0] if saturated else None,
+    }
+
+
+def _saturated(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, int | None]:
+    """The anti-windup audit of one controller: adaptations, those held at a bound, and the first of these."""
+    steps = [int(m["step"]) for m in metrics if m.get(name) == 1.0]
+    return {
+        "adaptations": len(_values(metrics, name)),
+        "held": len(steps),
+        "first_step": steps[0] if steps else None,
+    }
+
+
+def _costs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Model calls of the whole run by kind: made, as they follow from the steps, as the papers' formulas have them.
+
+    `saved` is printed less measured (below 0: more calls than printed), None where no formula is printed.
+    """
+    calls: dict[str, dict[str, int | None]] = {}
+    for kind in KINDS:
+        name = f"cost/calls/{kind}"
+        if not _values(metrics, name):
+            continue
+        measured, expected = int(_total(metrics, name)), int(_total(metrics, f"{name}_expected"))
+        printed = int(_total(metrics, f"{name}_printed")) if _values(metrics, f"{name}_printed") else None
+        calls[kind] = {
+            "measured": measured,
+            "expected": expected,
+            "printed": printed,
+            "saved": None if printed is None else printed - measured,
+        }
+    return {
+        "calls": calls,
+        "mismatches": int(_total(metrics, "health/cost_mismatch")),
+        "mismatch_steps": [int(m["step"]) for m in metrics if m.get("health/cost_mismatch", 0.0) > 0.0],
     }
 
 

@@ -24,7 +24,9 @@ def print_summary(
     _what_happened(summary, end)
     _learning(summary)
     _rubric_role(summary)
+    _probe(summary.get("probe", {}))
     _judge(summary)
+    _costs(summary.get("costs", {}))
     _where(folder, command, reference)
 
 
@@ -52,17 +54,15 @@ def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
     health = summary.get("health", {})
     if health.get("deferred_switches"):
         print(f"  {health['deferred_switches']} switches were deferred for want of pool entries.")
-    if health.get("trqc_first_saturated"):
-        print(
-            f"  TRQC was held at a bound in {number(health.get('trqc_saturated_steps'), 0)} steps, "
-            f"first at {health['trqc_first_saturated']}."
-        )
+    for name, what in (("trqc", "TRQC"), ("switch", "The phase-length controller")):
+        held = summary.get("saturated", {}).get(name, {})
+        if held.get("held"):
+            print(
+                f"  {what} was held at a bound in {held['held']} of {held['adaptations']} adaptations, "
+                f"first at step {held['first_step']}."
+            )
     if health.get("nonfinite"):
         print(f"  WARNING: values that are not finite: {', '.join(health['nonfinite'])}.")
-    if health.get("cost_mismatch"):
-        print(
-            f"  WARNING: {health['cost_mismatch']} model-call counts differ from what follows from the steps."
-        )
 
 
 def _interval(cell: Mapping[str, Any]) -> str:
@@ -126,31 +126,73 @@ def _sharpening(control: Mapping[str, Any]) -> None:
 
 
 def _rubric_role(summary: Mapping[str, Any]) -> None:
-    updates, rubrics = summary.get("rubric_updates", {}), summary.get("rubrics", {})
+    updates = summary.get("rubric_updates", {})
+    if not updates.get("reward"):
+        return
     print()
     print("Rubric role")
-    if updates.get("reward"):
-        print(
-            f"  Rubric reward, first and last third of {len(updates['reward'])} updates: {_thirds(updates['reward'])}."
-        )
-        print(
-            f"  Margin gained over the rubric that failed, likewise: {_thirds(updates.get('gain', []), 3)}."
-        )
+    print(
+        f"  Rubric reward, first and last third of {len(updates['reward'])} updates: {_thirds(updates['reward'])}."
+    )
+    if updates.get("gain"):
+        print(f"  Margin gained over the rubric that failed, likewise: {_thirds(updates['gain'], 3)}.")
+    if updates.get("entries"):
         print(
             f"  Pool entries used with a margin above 0: {updates.get('positive_margins', '-')} of "
             f"{updates['entries']}."
         )
-    rows = []
-    for label in ("untrained", "trained"):
-        r = rubrics.get(label, {})
-        keys = ("usable_frac", "n_criteria", "grounded_frac", "specific_frac", "distinct_frac")
-        rows.append([label, *(number(r.get(k)) for k in keys)])
-    columns = ["", "usable", "criteria", "grounded", "specific", "distinct"]
-    print_table(columns, rows, right=columns[1:])
-    for text in rubrics.get("texts", []):
+
+
+_PROBE = {
+    "rubrics that parse": "json_valid_frac",
+    "criteria per rubric": "n_criteria_mean",
+    "characters per criterion": "criterion_chars_mean",
+    "criteria: labels only": "label_only_frac",
+    "criteria: specific": "specific_frac",
+    "criteria: constraints": "constraint_frac",
+    "criteria: grounded": "grounded_frac",
+    "criteria: distinct": "distinct_frac",
+    "redundant rubrics": "redundant_frac",
+    "groups with equal rewards": "sigma_zero_frac",
+    "groups with all rewards ≥ 0.8": "all_ge_0_8_frac",
+}
+
+
+def _probe(probe: Mapping[str, Any]) -> None:
+    found = probe.get("checkpoints", [])
+    if not found:
+        return
+    print()
+    print(f"Rubric probe ({number(found[-1].get('n_prompts'), 0)} fixed prompts)")
+    rows = [
+        [name, *(number(c.get(key), 0 if key == "criterion_chars_mean" else 2) for c in found)]
+        for name, key in _PROBE.items()
+        if any(key in c for c in found)
+    ]
+    columns = [f"{c['checkpoint']} ({c['step']})" for c in found]
+    print_table(["", *columns], rows, right=columns)
+    for text in probe.get("texts", []):
         print(f"  {text['prompt_id']}")
-        print(f"    before: {_one_line(text['untrained'])}")
-        print(f"    after:  {_one_line(text['trained'])}")
+        print(f"    first: {_one_line(text['first'])}")
+        print(f"    last:  {_one_line(text['last'])}")
+
+
+def _costs(costs: Mapping[str, Any]) -> None:
+    calls = costs.get("calls", {})
+    if not calls:
+        return
+    print()
+    print("Model calls (printed: the papers' formulas; expected: what follows from the steps)")
+    names = ("measured", "expected", "printed", "saved")
+    rows = [[kind.replace("_", " "), *(_count(c.get(n)) for n in names)] for kind, c in calls.items()]
+    print_table(["", *names], rows, right=names)
+    if costs.get("mismatches"):
+        steps = ", ".join(map(str, costs["mismatch_steps"][:_FEW]))
+        print(f"  ERROR: {costs['mismatches']} counts differ from what is expected; first at steps {steps}.")
+
+
+def _count(value: object) -> str:
+    return "-" if value is None else f"{value:,}"
 
 
 def _thirds(values: Sequence[float], digits: int = 2) -> str:

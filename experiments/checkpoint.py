@@ -18,7 +18,7 @@ import re
 import shutil
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -66,12 +66,24 @@ class CheckpointStore:
     Example: with `keep_last=2` and scores 0.1, 0.9, 0.3, 0.2 at steps 1-4, steps 2 (best), 3 and 4 remain.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], keep_last: int = 2) -> None:
-        """Args: folder: made if missing. keep_last: at least 1; the best by score is kept besides."""
+    def __init__(
+        self, folder: str | os.PathLike[str], keep_last: int = 2, pinned: Collection[int] = ()
+    ) -> None:
+        """Keeps the rules.
+
+        Args:
+            folder: made if missing.
+            keep_last: at least 1; the best by score is kept besides.
+            pinned: steps whose checkpoints, once saved, are kept for ever and not counted among the last.
+
+        Raises:
+            CheckpointError: `keep_last` is below 1.
+        """
         if keep_last < 1:
             raise CheckpointError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
         self.folder = Path(folder).absolute()
         self.keep_last = keep_last
+        self.pinned = frozenset(pinned)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, ascending."""
@@ -247,13 +259,14 @@ class CheckpointStore:
                 os.replace(path, target)
 
     def _prune(self, newest: int) -> None:
-        """Keeps the last `keep_last` up to `newest`, and the best of those.
+        """Keeps the last `keep_last` up to `newest`, the best of all, and the pinned ones.
 
         A checkpoint of a later step than the one just saved belongs to an attempt that was redone: it goes.
         """
         steps = self.steps()
         valid = [step for step in steps if step <= newest]
-        keep = {*valid[-self.keep_last :], self._best(valid)}
+        free = [step for step in valid if step not in self.pinned]
+        keep = {*free[-self.keep_last :], self._best(valid), *self.pinned.intersection(valid)}
         for step in steps:
             if step not in keep:
                 # renamed first: a half-removed folder must not look like a checkpoint

@@ -27,11 +27,13 @@ class Progress:
 
     Attributes:
         seconds: of all steps so far, for the expected time of arrival only.
+        owed: label of a rubric probe that is due after this step and has not been taken, or "".
     """
 
     state: Any
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    owed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,16 @@ class Hooks:
     Attributes:
         show: called with every record.
         note: called with lines that are no step.
-        validate: called with the state after every `validation.every` policy steps.
+        validate: called with the step after every `validation.every` policy steps.
+        due: called with every record and whether it is the last; the label of the probe that is due, or "".
+        probe: called with label and step of a probe that is due; it has written all of it when it returns.
     """
 
     show: Callable[[StepRecord], None]
     note: Callable[[str], None]
     validate: Callable[[int], None]
+    due: Callable[[StepRecord, bool], str]
+    probe: Callable[[str, int], None]
 
 
 def restore(checkpoint: Checkpoint, method: Method, parts: Parts) -> Progress:
@@ -55,7 +61,9 @@ def restore(checkpoint: Checkpoint, method: Method, parts: Parts) -> Progress:
     parts.backend.load_state(checkpoint.tensors, state["backend"])
     parts.rng.load_state(state["rng"])
     parts.stream.load_state(state["stream"])
-    return Progress(method.load(state["method"]), list(state["rewards"]), float(state["seconds"]))
+    return Progress(
+        method.load(state["method"]), list(state["rewards"]), float(state["seconds"]), state.get("owed", "")
+    )
 
 
 def save(store: CheckpointStore, progress: Progress, parts: Parts, tracker: Tracker) -> None:
@@ -71,6 +79,7 @@ def save(store: CheckpointStore, progress: Progress, parts: Parts, tracker: Trac
         "stream": parts.stream.state(),
         "rewards": [],
         "seconds": progress.seconds,
+        "owed": progress.owed,
     }
     store.save(progress.state.step, parts.backend.state_tensors(), state, score)
 
@@ -88,6 +97,7 @@ def loop(
 ) -> Progress:
     """Steps until the budget is used up or someone asks to stop; always leaves a checkpoint of where it stopped."""
     saved = progress.state.step
+    _probe(progress, hooks, stop)
     while not method.done(progress.state) and not stop.signum:
         parts.forget()
         progress.state, record = method.step(progress.state)
@@ -104,12 +114,25 @@ def loop(
             and int(str(record.status["policy_step"])) % every == 0
         ):
             hooks.validate(record.step)
-        if record.step % config.checkpoint.every == 0:
+        progress.owed = hooks.due(record, method.done(progress.state))
+        _probe(progress, hooks, stop)
+        if record.step % config.checkpoint.every == 0 or record.step in config.eval.at_steps:
             save(store, progress, parts, tracker)
             saved = record.step
     if saved != progress.state.step:
         save(store, progress, parts, tracker)
     return progress
+
+
+def _probe(progress: Progress, hooks: Hooks, stop: StopRequest) -> None:
+    """Takes the probe that is owed, unless someone asks to stop: then the checkpoint remembers it.
+
+    It is written before the checkpoint of its step, so a run that goes on there has it, and one that goes on at an
+    earlier one repeats the step and the probe.
+    """
+    if progress.owed and not stop.signum:
+        hooks.probe(progress.owed, progress.state.step)
+        progress.owed = ""
 
 
 def _kept(record: StepRecord, samples_every: int) -> StepRecord:

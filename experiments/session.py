@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from racelab.experiments.errors import DataError, RacelabError
 from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.methods.registry import Method, make_method
 from racelab.experiments.models.generator import Generator
+from racelab.experiments.models.redundancy import make_redundancy
 from racelab.experiments.parts import Parts
+from racelab.experiments.probe import RubricProbe, due
 from racelab.experiments.run import Hooks, Progress, loop, restore
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.tracking.tracker import SpoolTracker
-from racelab.experiments.types import StepRecord
+from racelab.experiments.types import Rubric, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Session:
     ) -> None:
         """Keeps the parts; nothing is opened yet."""
         self.config, self.folder, self.inputs, self.talk, self.stop = config, folder, inputs, talk, stop
-        self.store = CheckpointStore(folder.path / "checkpoints", config.checkpoint.keep_last)
+        self.store = CheckpointStore(
+            folder.path / "checkpoints", config.checkpoint.keep_last, config.eval.at_steps
+        )
         self.setup_file = folder.path / "setup.json"
 
     def run(self) -> Outcome:
@@ -110,12 +114,17 @@ class Session:
         parts, held = self._setup(parts, prompts)
         method = make_method(self.config, parts)
         progress = self._progress(method, parts, checkpoint)
-        if progress.state.step == 0 and not self._look(parts, held, tracker, validation.UNTRAINED, 0):
-            return self._stopped(0)
+        probe = self._prober(parts)
+        if progress.state.step == 0:
+            if not self._look(parts, held, tracker, validation.UNTRAINED, 0):
+                return self._stopped(0)
+            progress.owed = due(self.config.probe.at_steps, 0)
         hooks = Hooks(
             self.talk.show,
             self.talk.note,
             lambda step: self._glance(parts, held, tracker, step),
+            probe.due,
+            lambda label, step: self._probe(probe, parts, tracker, label, step),
         )
         progress = loop(
             self.config,
@@ -212,7 +221,7 @@ class Session:
         step: int,
         more: Mapping[str, list[dict[str, object]]] | None = None,
     ) -> bool:
-        """The whole view: every temperature, the rubric probe, the judge's report. False if asked to stop meanwhile.
+        """The whole view: every temperature and the judge's report. False if asked to stop meanwhile.
 
         Nothing is written before everything is there, and then in one piece (with the rows of `more`).
         """
@@ -230,14 +239,11 @@ class Session:
             rows += view.rows
             if temperature == cfg.temperatures[0]:
                 metrics |= validation.validation_metrics(view.rows)
-                probe = validation.probe_rubrics(
-                    model, held.prompts, seed=self.config.run.seed, step=step, label=label
-                )
                 if cfg.judge_report:
-                    metrics |= self._judge_metrics(parts, held, view, probe, label)
-        metrics |= {f"race/probe/{k.rpartition('/')[2]}": v for k, v in probe.metrics.items()}
+                    now = validation.rubrics_now(model, held.prompts, self.config.run.seed)
+                    metrics |= self._judge_metrics(parts, held, view, now, label)
         metrics["perf/time/validate_s"] = time.perf_counter() - started
-        tables = {"val_examples": rows, "rubric_probe": probe.rows, **(more or {})}
+        tables = {"val_examples": rows, **(more or {})}
         tracker.record(StepRecord(step, metrics, tables))
         return True
 
@@ -266,11 +272,11 @@ class Session:
         parts: Parts,
         held: validation.HeldOut,
         view: validation.View,
-        probe: validation.Probe,
+        now: Sequence[Rubric | None],
         label: str,
     ) -> dict[str, float]:
         """The judge under the fixed rubrics and, on the same responses, under those that the model writes now."""
-        report = validation.ranking(parts.judge, held, view, probe.rubrics)
+        report = validation.ranking(parts.judge, held, view, now)
         report = {f"{k}_now": v for k, v in report.items()}
         if label == validation.UNTRAINED:
             report |= validation.report_on_judge(parts.judge, held, view)
@@ -285,6 +291,18 @@ class Session:
         view = self._view(parts.generator, parts, held, temperature, step, f"step {step}")
         tracker.rows("val_examples", view.rows)
         tracker.metrics(step, validation.validation_metrics(view.rows))
+
+    def _prober(self, parts: Parts) -> RubricProbe:
+        """The rubric probe of this run."""
+        cfg = self.config.probe
+        redundancy = make_redundancy(cfg.redundancy, encoder=parts.encoder, cosine=cfg.redundancy_cosine)
+        return RubricProbe(cfg, self.config.run.seed, redundancy)
+
+    def _probe(self, probe: RubricProbe, parts: Parts, tracker: SpoolTracker, label: str, step: int) -> None:
+        """One rubric probe, written in one piece."""
+        self.talk.note(f"rubric probe ({label})")
+        parts.forget()
+        tracker.record(probe.take(parts.generator, parts.judge, label=label, step=step))
 
 
 def new_run(

@@ -14,7 +14,6 @@ from typing import Any
 from racelab.experiments.data.checks import passes
 from racelab.experiments.models.generator import Generator
 from racelab.experiments.models.judge_report import judge_report, own_vs_other_rubric_auc, within_group_auc
-from racelab.experiments.models.rubric_stats import RubricStats, probe_metrics, rubric_stats
 from racelab.experiments.ports import Judge
 from racelab.experiments.rng import torch_generator
 from racelab.experiments.types import Criterion, JudgeItem, Prompt, Rubric, Sample
@@ -140,35 +139,10 @@ def validation_metrics(rows: Sequence[Row]) -> dict[str, float]:
     return metrics
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+def rubrics_now(model: Generator, prompts: Sequence[Prompt], seed: int) -> tuple[Rubric | None, ...]:
     """One rubric per held-out prompt, as the model writes it now."""
-
-    rubrics: tuple[Rubric | None, ...]
-    rows: list[Row]
-    metrics: dict[str, float]
-
-
-def probe_rubrics(model: Generator, prompts: Sequence[Prompt], *, seed: int, step: int, label: str) -> Probe:
-    """Rows of `rubric_probe` and the `race/probe` metrics (Tables 1 and 11)."""
-    groups = model.rubrics(list(prompts), 1, torch_generator(seed, "rubric-probe"))
-    written = [group[0] for group in groups]
-    parsing = model.settings.parsing
-    stats = [rubric_stats(c.sample.text, p.text, parsing) for c, p in zip(written, prompts, strict=True)]
-    rows = [
-        row
-        for c, p, s in zip(written, prompts, stats, strict=True)
-        for row in _probe_rows(c.sample.text, p, s, step, label)
-    ]
-    return Probe(tuple(c.rubric for c in written), rows, probe_metrics(stats))
-
-
-def _probe_rows(text: str, prompt: Prompt, stats: RubricStats, step: int, label: str) -> list[Row]:
-    base: Row = {"step": step, "checkpoint": label, "prompt_id": prompt.prompt_id, "json_valid": stats.valid}
-    if not stats.criteria:
-        empty = dict.fromkeys(("criterion", "chars", "label_only", "specific", "constraint", "grounded"))
-        return [{**base, **empty, "text": text}]
-    return [{**base, **asdict(c), "text": text} for c in stats.criteria]
+    groups = model.rubrics(list(prompts), 1, torch_generator(seed, "validation-rubrics-now"))
+    return tuple(group[0].rubric for group in groups)
 
 
 def _outcomes(held: HeldOut, view: View) -> list[list[bool]]:

@@ -2,7 +2,12 @@
 
 The lexicons decide by patterns whether a criterion is `specific` (names an expected value) or a `constraint`.
 `evolm` follows the patterns of Li et al.'s statistics script, for comparison with Table 11; `ours` is
-stricter about what counts as a value. Redundancy needs a judge model and is not here.
+stricter about what counts as a value. Redundancy needs a model and has its own file (`redundancy.py`).
+
+Deviations from Li et al.'s script:
+  * shares are taken over the criteria of all valid rubrics together; their script takes the share inside each rubric,
+    then the mean over all prompts, unparsed ones counting 0;
+  * "e.g." counts as an example whatever follows; in their script only if a letter does.
 """
 
 from __future__ import annotations
@@ -10,9 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Literal
 
 from racelab.experiments.models.rubric import RubricSettings, is_grounded, parse_rubric
+from racelab.experiments.types import Criterion
 
 Lexicon = Literal["evolm", "ours"]
 
@@ -41,17 +48,47 @@ _PATTERNS: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {
     ),
 }
 
+_KINDS: dict[str, re.Pattern[str]] = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for name, pattern in {
+        "negation": r"\b(?:avoids?|does not|must not|should not|do not|without|never|refrain|prohibit)\b"
+        r"|\bexclud|\bno\s+\w",
+        "examples": r"\b(?:such as|for example|for instance|including)\b|\be\.g\.",
+        "correctness": r"\b(?:correct|accurat)|\berror-free\b",
+        "completeness": r"\b(?:include|cover|address)|\b(?:comprehensive|thorough)\b",
+    }.items()
+}
+"""Further kinds of criteria that Li et al.'s script counts; the same under both lexicons."""
+
 
 @dataclass(frozen=True, slots=True)
 class CriterionFlags:
     """One criterion of a probe, a row of the table `rubric_probe`."""
 
     criterion: str
+    weight: float
     chars: int
     label_only: bool
     specific: bool
     constraint: bool
     grounded: bool
+    negation: bool
+    examples: bool
+    correctness: bool
+    completeness: bool
+
+
+FLAGS = (
+    "label_only",
+    "specific",
+    "constraint",
+    "grounded",
+    "negation",
+    "examples",
+    "correctness",
+    "completeness",
+)
+"""What is counted as a share of the criteria."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +97,11 @@ class RubricStats:
 
     valid: bool
     criteria: tuple[CriterionFlags, ...]
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights as written."""
+        return [c.weight for c in self.criteria]
 
 
 def is_specific(criterion: str, lexicon: Lexicon = "evolm") -> bool:
@@ -72,31 +114,39 @@ def is_constraint(criterion: str, lexicon: Lexicon = "evolm") -> bool:
     return _PATTERNS[lexicon][1].search(criterion) is not None
 
 
-def criterion_flags(criterion: str, prompt: str, lexicon: Lexicon = "evolm") -> CriterionFlags:
+def criterion_flags(criterion: Criterion, prompt: str, lexicon: Lexicon = "evolm") -> CriterionFlags:
     """All that is counted of one criterion."""
+    text = criterion.text
     return CriterionFlags(
-        criterion=criterion,
-        chars=len(criterion),
-        label_only=len(criterion) <= LABEL_ONLY_CHARS,
-        specific=is_specific(criterion, lexicon),
-        constraint=is_constraint(criterion, lexicon),
-        grounded=is_grounded(criterion, prompt),
+        criterion=text,
+        weight=criterion.weight,
+        chars=len(text),
+        label_only=len(text) <= LABEL_ONLY_CHARS,
+        specific=is_specific(text, lexicon),
+        constraint=is_constraint(text, lexicon),
+        grounded=is_grounded(text, prompt),
+        **{kind: pattern.search(text) is not None for kind, pattern in _KINDS.items()},
     )
 
 
 def rubric_stats(text: str, prompt: str, settings: RubricSettings, lexicon: Lexicon = "evolm") -> RubricStats:
-    """Parses one generated rubric and flags its criteria; a raw-text stand-in counts as not valid."""
+    """Parses one generated rubric and flags its criteria; a raw-text stand-in counts as not valid.
+
+    The parser keeps text and weight of a criterion alone, so its scoring levels add to no length.
+    """
     parsed = parse_rubric(text, settings, prompt)
     if not parsed.valid or parsed.rubric is None:
         return RubricStats(False, ())
-    return RubricStats(True, tuple(criterion_flags(c.text, prompt, lexicon) for c in parsed.rubric.criteria))
+    return RubricStats(True, tuple(criterion_flags(c, prompt, lexicon) for c in parsed.rubric.criteria))
 
 
 def probe_metrics(stats: Sequence[RubricStats]) -> dict[str, float]:
-    """The `race/probe` metrics of one checkpoint.
+    """The `race/probe` metrics of one checkpoint, without the section.
 
-    Validity is a share of prompts; the number of criteria a mean over valid rubrics; all others are means
-    over the criteria of valid rubrics (Table 11), left out if there are none.
+    Validity is a share of prompts; the number of criteria and what is said of the weights are means over valid
+    rubrics; all others are means over the criteria of valid rubrics (Table 11). What has no basis is left out.
+    The largest weight is as written, its share (`top1_share_mean`) is of the rubric's sum, the spread is the
+    population's.
 
     Raises:
         ValueError: no rubrics at all.
@@ -108,12 +158,12 @@ def probe_metrics(stats: Sequence[RubricStats]) -> dict[str, float]:
     metrics = {"json_valid_frac": len(valid) / len(stats)}
     if not rows:
         return metrics
-    n = len(rows)
+    weights = [s.weights for s in valid]
     return metrics | {
-        "n_criteria_mean": n / len(valid),
-        "criterion_chars_mean": sum(c.chars for c in rows) / n,
-        "label_only_frac": sum(c.label_only for c in rows) / n,
-        "specific_frac": sum(c.specific for c in rows) / n,
-        "constraint_frac": sum(c.constraint for c in rows) / n,
-        "grounded_frac": sum(c.grounded for c in rows) / n,
+        "n_criteria_mean": len(rows) / len(valid),
+        "criterion_chars_mean": fmean(c.chars for c in rows),
+        **{f"{flag}_frac": fmean(getattr(c, flag) for c in rows) for flag in FLAGS},
+        "max_weight_mean": fmean(max(w) for w in weights),
+        "top1_share_mean": fmean(max(w) / sum(w) for w in weights),
+        "weight_std_mean": fmean(pstdev(w) for w in weights),
     }

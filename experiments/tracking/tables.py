@@ -44,7 +44,7 @@ TABLES: Final[Mapping[str, Columns]] = {
         "d_emb": "float", "route": "str", "saturated": "bool", **_THRESHOLDS,
     },
     "probe_groups": {
-        **_AT, "checkpoint": "int", "prompt_id": "str", "rewards": "floats", "std": "float",
+        **_AT, "checkpoint": "str", "prompt_id": "str", "category": "str", "rewards": "floats", "std": "float",
         "all_ge_0_8": "bool",
     },
     "samples": {
@@ -60,8 +60,12 @@ TABLES: Final[Mapping[str, Columns]] = {
         "final_rewards": "floats",
     },
     "rubric_probe": {
-        **_AT, "checkpoint": "str", "prompt_id": "str", "json_valid": "bool", "criterion": "str", "chars": "int",
-        "label_only": "bool", "specific": "bool", "constraint": "bool", "grounded": "bool", "text": "str",
+        **_AT, "checkpoint": "str", "prompt_id": "str", "category": "str", "json_valid": "bool",
+        "redundant": "bool", "criterion": "str", "weight": "float", "chars": "int",
+        **dict.fromkeys(
+            ("label_only", "specific", "constraint", "grounded", "negation", "examples", "correctness",
+             "completeness"), "bool",
+        ), "text": "str",
     },
     "eval_examples": {
         **_AT, "checkpoint": "int", "policy_step": "int", "suite": "str", "benchmark": "str",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from racelab.analysis.summary import summarise
+from racelab.cli.summary import print_summary
 from racelab.configs.compose import compose
 from racelab.experiments.runfolder import RunFolder, write_json_atomic
 from racelab.experiments.tracking.tracker import SpoolTracker
@@ -30,17 +32,26 @@ def view(model: str, temperature: float, example: str, passed: float, reward: fl
     }
 
 
-def probe(label: str, prompt: str, criterion: str | None, grounded: bool) -> Row:
+def probe(label: str, step: int, prompt: str, criterion: str | None) -> Row:
     return {
-        "step": 0,
+        "step": step,
         "checkpoint": label,
         "prompt_id": prompt,
         "json_valid": criterion is not None,
         "criterion": criterion,
-        "grounded": grounded,
-        "specific": False,
         "text": criterion or "noise",
     }
+
+
+def calls(step: int) -> dict[str, float]:
+    """Sixteen answers a step as printed; step 2 learns from half, and its judge was asked once too often."""
+    counts = {"policy_gen": (16, 16, 16), "judge_eval": (16 + (step == 2), 16, 16)}
+    metrics = {"cost/calls/external_calls": 1.0, "cost/calls/external_calls_expected": 1.0}
+    counts["learner_samples"] = (8, 8, 16) if step == 2 else (16, 16, 16)
+    for kind, values in counts.items():
+        names = (f"cost/calls/{kind}", f"cost/calls/{kind}_expected", f"cost/calls/{kind}_printed")
+        metrics |= dict(zip(names, map(float, values), strict=True))
+    return {**metrics, "health/cost_mismatch": float(step == 2)}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +74,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "race/signal/sigma_zero_frac": 0.25,
     }
     for step in (1, 2, 3):
-        tracker.metrics(step, policy)
+        tracker.metrics(step, {**policy, "race/trqc/saturated": float(step > 1), **calls(step)})
     tracker.metrics(
         4,
         {
@@ -98,12 +109,16 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     tracker.rows(
         "rubric_probe",
         [
-            probe("untrained", "x", "Is short", False),
-            probe("untrained", "y", None, False),
-            probe("trained", "x", "Names x", True),
-            probe("trained", "x", "Is short", False),
+            probe("start", 0, "x", "Is short"),
+            probe("start", 0, "y", None),
+            probe("start", 0, "math-035", "Is short"),
+            probe("end", 4, "x", "Names x"),
+            probe("end", 4, "x", "Is short"),
+            probe("end", 4, "math-035", "Gives 144"),
         ],
     )
+    tracker.metrics(0, {"race/probe/json_valid_frac": 0.5, "race/probe/n_prompts": 2.0})
+    tracker.metrics(4, {"race/probe/json_valid_frac": 1.0, "race/probe/redundant_frac": 0.25})
     tracker.close("finished")
     return summarise(run)
 
@@ -145,12 +160,100 @@ def test_the_control_is_the_best_untrained_temperature(summary: dict[str, Any]):
 
 
 def test_rubric_role(summary: dict[str, Any]):
-    updates, rubrics = summary["rubric_updates"], summary["rubrics"]
+    updates = summary["rubric_updates"]
     assert (updates["reward"], updates["gain"], updates["usable_frac"]) == ([0.5], [0.1], [0.75])
     assert updates["positive_margin_frac"] == 0.5
-    assert rubrics["untrained"]["usable_frac"] == 0.5
-    assert (rubrics["trained"]["usable_frac"], rubrics["trained"]["grounded_frac"]) == (1.0, 0.5)
-    assert [t["prompt_id"] for t in rubrics["texts"]] == ["x"]
+
+
+def test_the_probe_has_a_row_per_checkpoint_and_the_rectangle_first(summary: dict[str, Any]):
+    """At the end three criteria of three texts; at the start two of one: distinct 1 and 1/2."""
+    start, end = summary["probe"]["checkpoints"]
+    assert start == {
+        "checkpoint": "start",
+        "step": 0,
+        "json_valid_frac": 0.5,
+        "n_prompts": 2.0,
+        "distinct_frac": 0.5,
+    }
+    assert (end["checkpoint"], end["step"], end["redundant_frac"], end["distinct_frac"]) == (
+        "end",
+        4,
+        0.25,
+        1.0,
+    )
+    assert summary["probe"]["texts"] == [
+        {"prompt_id": "math-035", "first": "Is short", "last": "Gives 144"},
+        {"prompt_id": "x", "first": "Is short", "last": "Is short"},
+    ]
+
+
+def test_costs_are_totals_and_what_was_saved(summary: dict[str, Any]):
+    """Three steps of 16: learner 16 + 8 + 16 = 40 of 48, 8 saved; the judge once too often: 49, 1 below 0."""
+    costs = summary["costs"]
+    whole = {"measured": 48, "expected": 48, "printed": 48, "saved": 0}
+    assert costs["calls"] == {
+        "policy_gen": whole,
+        "judge_eval": {**whole, "measured": 49, "saved": -1},
+        "learner_samples": {"measured": 40, "expected": 40, "printed": 48, "saved": 8},
+        "external_calls": {"measured": 3, "expected": 3, "printed": None, "saved": None},
+    }
+    assert (costs["mismatches"], costs["mismatch_steps"]) == (1, [2])
+    assert summary["health"]["cost_mismatch"] == 1
+
+
+def test_the_windup_audit_counts_from_the_first_held_step(summary: dict[str, Any]):
+    assert summary["saturated"]["trqc"] == {"adaptations": 3, "held": 2, "first_step": 2}
+    assert summary["saturated"]["switch"] == {"adaptations": 0, "held": 0, "first_step": None}
+
+
+def test_for_people_a_mismatch_is_an_error_and_saturation_is_said(
+    summary: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    text = printed(summary, capsys)
+    assert "TRQC was held at a bound in 2 of 3 adaptations, first at step 2." in text
+    assert "phase-length controller" not in text
+    assert "ERROR: 1 counts differ from what is expected; first at steps 2." in text
+    assert "rubrics that parse" in text
+    assert "start (0)" in text
+    assert "learner samples        40        40       48      8" in text
+
+
+def printed(summary: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    folder = RunFolder.open(Path(summary["path"]))
+    print_summary(summary, {"wall_s": 60.0, "peak_gib": 1.0}, folder, "racelab", "r")
+    return capsys.readouterr().out
+
+
+def test_a_method_without_thresholds_rubrics_and_pool_has_a_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As Rubric-ARM leaves its spool: three kinds of phases, no m_old, no probe; nothing is made up."""
+    words = ["method=rubric-arm", "method.prompts_per_step=2", "data.limit=4"]
+    composed = compose(words)
+    run = RunFolder.create(tmp_path, "arm", composed_yaml=composed.yaml, overrides=words, info={"seed": 0})
+    write_json_atomic(run.path / "setup.json", {"train_ids": ["a", "b", "c", "d"]})
+    tracker = SpoolTracker(run, run.begin_attempt(), ship=False)
+    for step, kind in enumerate((1.0, 1.0, 0.0), 1):
+        tracker.metrics(step, {"train/clock/phase_kind": kind})
+    tracker.rows(
+        "phases",
+        [
+            {"step": i, "index": i, "kind": kind, "length": 1, "end_reason": "fixed"}
+            for i, kind in enumerate(("generator", "judge", "policy"))
+        ],
+    )
+    tracker.rows("groups", [group(3, [0.25, 0.75], "informative")])
+    tracker.rows("rubric_groups", [{"step": 1, "rewards": [1.0]}])
+    tracker.close("finished")
+    found = summarise(run)
+    assert found["steps"] == {"policy": 1, "rubric": 2}
+    assert [p["kind"] for p in found["phases"]] == ["generator", "judge", "policy"]
+    assert (found["rubric_updates"]["entries"], found["rubric_updates"]["positive_margin_frac"]) == (0, None)
+    assert (found["probe"], found["costs"]["calls"]) == ({"checkpoints": [], "texts": []}, {})
+    text = printed(found, capsys)
+    assert "generator 1 (fixed), judge 1 (fixed), policy 1 (fixed)" in text
+    assert "Rubric probe" not in text
+    assert "ERROR" not in text
 
 
 def test_what_is_not_finite_is_said(summary: dict[str, Any]):

@@ -72,6 +72,24 @@ def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert store.best() == 6
 
 
+def test_pinned_steps_stay_for_ever_and_count_for_nobody(tmp_path: Path) -> None:
+    """With two kept beside them, the pinned 2 and 5 stay; of the others the last two, and the best (3)."""
+    store = CheckpointStore(tmp_path, keep_last=2, pinned=[5, 2, 99])
+    for step in range(1, 9):
+        store.save(step, weights(step), {}, score=0.9 if step == 3 else 0.1)
+    assert store.steps() == [2, 3, 5, 7, 8]
+    store.save(9, weights(), {})
+    assert store.steps() == [2, 3, 5, 8, 9]
+    assert float(store.load(2).tensors["w"][0]) == 2.0
+
+
+def test_a_pinned_step_of_a_redone_attempt_is_dropped(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1, pinned=[2, 6])
+    for step in (2, 4, 6, 5):
+        store.save(step, weights(), {})
+    assert store.steps() == [2, 5]
+
+
 def test_steps_of_a_redone_attempt_are_dropped(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=3)
     for step in (2, 4, 6):

@@ -13,6 +13,7 @@ from racelab.experiments.models.rubric_stats import (
     probe_metrics,
     rubric_stats,
 )
+from racelab.experiments.types import Criterion
 
 RECTANGLE = "The perimeter of a rectangle is 48. What is the largest possible area of the rectangle?"
 
@@ -63,18 +64,42 @@ def test_grounded(criterion, expected):
     assert is_grounded(criterion, RECTANGLE) is expected
 
 
+@pytest.mark.parametrize(
+    ("criterion", "kinds"),
+    [
+        ("Avoids jargon", {"negation"}),
+        ("Has no errors", {"negation"}),
+        ("Notes the answer", set()),  # "no" is a word of its own only
+        ("Excludes prices", {"negation"}),
+        ("Names a tool such as a saw", {"examples"}),
+        ("Names fruit, e.g. 3 apples", {"examples"}),
+        ("Is accurate", {"correctness"}),
+        ("Is incorrect", set()),  # the start of a word only
+        ("Covers all steps", {"completeness"}),
+        ("Gives a thorough and error-free proof", {"completeness", "correctness"}),
+        ("Is clear", set()),
+    ],
+)
+def test_further_kinds(criterion, kinds):
+    flags = criterion_flags(Criterion(criterion, 1.0), RECTANGLE)
+    assert {k for k in ("negation", "examples", "correctness", "completeness") if getattr(flags, k)} == kinds
+
+
 @pytest.mark.parametrize(("chars", "label"), [(40, True), (41, False)])
 def test_label_only_is_at_most_forty_characters(chars, label):
-    flags = criterion_flags("x" * chars, RECTANGLE)
+    flags = criterion_flags(Criterion("x" * chars, 1.0), RECTANGLE)
     assert (flags.chars, flags.label_only) == (chars, label)
 
 
 def test_probe_metrics_count_prompts_for_validity_and_criteria_for_the_rest():
-    """Two of three are valid; criteria of 12, 34, 43 characters; one specific, constraint, grounded each."""
+    """Two of three are valid; criteria of 12, 34, 43 characters; one specific, constraint, grounded each.
+
+    Weights (1, 3) and (5): largest 3 and 5, mean 4; shares 3/4 and 1, mean 7/8; deviations 1 and 0, mean 1/2.
+    """
     texts = [
         '{"criteria": [{"criterion": "Avoids fluff", "weight": 1},'
-        ' {"criterion": "Is written so that a child sees it", "weight": 1}]}',
-        '{"criteria": [{"criterion": "States the maximum area of 144 square units", "weight": 1}]}',
+        ' {"criterion": "Is written so that a child sees it", "weight": 3}]}',
+        '{"criteria": [{"criterion": "States the maximum area of 144 square units", "weight": 5}]}',
         "no rubric",
     ]
     stats = [rubric_stats(t, RECTANGLE, RubricSettings(format="json")) for t in texts]
@@ -88,8 +113,25 @@ def test_probe_metrics_count_prompts_for_validity_and_criteria_for_the_rest():
             "specific_frac": 1 / 3,
             "constraint_frac": 1 / 3,
             "grounded_frac": 1 / 3,
+            "negation_frac": 1 / 3,
+            "examples_frac": 0.0,
+            "correctness_frac": 0.0,
+            "completeness_frac": 0.0,
+            "max_weight_mean": 4.0,
+            "top1_share_mean": 7 / 8,
+            "weight_std_mean": 1 / 2,
         }
     )
+
+
+def test_scoring_levels_add_to_no_length():
+    """A criterion as Table 9 has them: 28 characters of text; the three levels do not count."""
+    text = (
+        '{"criteria": [{"criterion": "Gives the value 144 for area", "weight": 0.5, "scoring_levels":'
+        ' {"0": "No value at all is given", "0.5": "Another value", "1": "The value 144"}}]}'
+    )
+    (row,) = rubric_stats(text, RECTANGLE, RubricSettings(format="json")).criteria
+    assert (row.criterion, row.chars, row.label_only) == ("Gives the value 144 for area", 28, True)
 
 
 def test_raw_text_is_not_valid_and_nothing_valid_leaves_only_the_share():
