@@ -151,6 +151,15 @@ def equip(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Par
     return (parts, ()) if make is None else make(parts, config, needs, folder)
 
 
+def redundancy_chat(parts: Parts, config: Config) -> ChatModel | None:
+    """The model that `probe.redundancy` asks, or None if it asks nobody."""
+    if config.probe.redundancy == "api":
+        return ApiModel(api_settings(config.api))
+    if config.probe.redundancy == "judge" and parts.judge_model is not None:
+        return LocalChat(parts.judge_model, seed=config.run.seed, model_id="judge")
+    return None
+
+
 def _static(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Parts, tuple[str, ...]]:
     method = config.method
     assert isinstance(method, schema.StaticRubricCommon)

@@ -24,6 +24,7 @@ from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.methods.registry import Method, make_method
 from racelab.experiments.models.generator import Generator
 from racelab.experiments.models.redundancy import make_redundancy
+from racelab.experiments.needs import equip, redundancy_chat
 from racelab.experiments.parts import Parts
 from racelab.experiments.probe import RubricProbe, due
 from racelab.experiments.run import Hooks, Progress, loop, restore
@@ -112,6 +113,9 @@ class Session:
         if self.stop.signum:
             return self._stopped(checkpoint.step if checkpoint else 0)
         parts, held = self._setup(parts, prompts)
+        parts, lines = equip(parts, self.config, self.inputs.needs, self.folder.path)
+        for line in lines:
+            self.talk.note(line)
         method = make_method(self.config, parts)
         progress = self._progress(method, parts, checkpoint)
         probe = self._prober(parts)
@@ -295,7 +299,12 @@ class Session:
     def _prober(self, parts: Parts) -> RubricProbe:
         """The rubric probe of this run."""
         cfg = self.config.probe
-        redundancy = make_redundancy(cfg.redundancy, encoder=parts.encoder, cosine=cfg.redundancy_cosine)
+        redundancy = make_redundancy(
+            cfg.redundancy,
+            encoder=parts.encoder,
+            cosine=cfg.redundancy_cosine,
+            chat=redundancy_chat(parts, self.config),
+        )
         return RubricProbe(cfg, self.config.run.seed, redundancy)
 
     def _probe(self, probe: RubricProbe, parts: Parts, tracker: SpoolTracker, label: str, step: int) -> None:
