@@ -11,6 +11,7 @@ from racelab.experiments.methods.baselines.rar import rar
 from racelab.experiments.methods.baselines.rlcer import Rlcer
 from racelab.experiments.methods.baselines.rrd import rrd
 from racelab.experiments.methods.baselines.rubric_arm import RubricArm
+from racelab.experiments.methods.baselines.scalar_rm import scalar_rm
 from racelab.experiments.methods.baselines.static_rubric import prompted
 from racelab.experiments.methods.race.step import Race
 from racelab.experiments.parts import Parts
@@ -51,6 +52,7 @@ METHODS: dict[str, _Make] = {
     "rar": rar,
     "rrd": rrd,
     "rubric-arm": RubricArm,
+    "scalar-rm": scalar_rm,
 }
 """`method.name` -> its maker."""
 
