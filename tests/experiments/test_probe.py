@@ -191,8 +191,9 @@ def test_a_probe_golden():
         "n_prompts": 12.0, "left_out": 0.0, "json_valid_frac": 1.0, "n_criteria_mean": 2.0,
         "criterion_chars_mean": 8.5, "label_only_frac": 1.0, "specific_frac": 0.5, "constraint_frac": 0.0,
         "grounded_frac": 0.0, "negation_frac": 0.0, "examples_frac": 0.0, "correctness_frac": 0.0,
-        "completeness_frac": 0.0, "max_weight_mean": 3.0, "top1_share_mean": 0.75, "weight_std_mean": 1.0, "n_groups": 12.0,
-        "sigma_zero_frac": 0.0, "sigma_mean": pytest.approx(math.sqrt(2) / 15), "all_ge_0_8_frac": 1.0,
+        "completeness_frac": 0.0, "max_weight_mean": 3.0, "top1_share_mean": 0.75, "weight_std_mean": 1.0,
+        "n_groups": 12.0, "sigma_zero_frac": 0.0, "sigma_mean": pytest.approx(math.sqrt(2) / 15),
+        "all_ge_0_8_frac": 1.0,
     }  # fmt: skip
     rows, groups = record.tables["rubric_probe"], record.tables["probe_groups"]
     assert (len(rows), len(groups)) == (24, 12)
