@@ -111,7 +111,7 @@ class RolloutGroup:
 
     Attributes:
         rubric: None if the text in `rubric_sample` gave no usable rubric.
-        rewards: [G] judge scores in [0, 1], NaN where there is none.
+        rewards: [G] judge scores in [0, 1], NaN where there is none. RLCER adds the outcome: in [-1, 2].
         embeddings: [G, D], rows of unit length.
     """
 
