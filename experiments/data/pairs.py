@@ -1,7 +1,6 @@
 """Preference pairs: of two answers to a prompt, the better one (Rubric-ARM, scalar-rm).
 
     pairs = load_pairs("package", difficulty="tiny")
-    pairs, dropped = fit_pairs(pairs, count=lambda text: len(model.encode(text)), room=400)
 
 The package pairs an answer that passes the prompt's rule with one that breaks it. Its validation and probe prompts are
 never among them.
@@ -9,7 +8,7 @@ never among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -56,26 +55,6 @@ def load_pairs(
     if not found:
         raise DataError(f"{path}: no pairs; the file is empty")
     return found
-
-
-def fit_pairs(pairs: Sequence[Pair], count: Callable[[str], int], room: int) -> tuple[tuple[Pair, ...], int]:
-    """The pairs whose prompt and answers have at most `room` tokens each, and how many were dropped.
-
-    Args:
-        pairs: not empty.
-        count: tokens of a text.
-        room: what the window leaves, once template and answer have theirs.
-
-    Raises:
-        DataError: none is left.
-    """
-    kept = tuple(p for p in pairs if all(count(t) <= room for t in (p.prompt.text, p.chosen, p.rejected)))
-    if not kept:
-        raise DataError(
-            f"none of the {len(pairs)} pairs of method.pairs fits into {room} tokens; shorten them, or lower "
-            "method.response.max_tokens and method.rubric.max_tokens"
-        )
-    return kept, len(pairs) - len(kept)
 
 
 def _packaged(difficulty: str, categories: Collection[str]) -> list[Pair]:

@@ -9,7 +9,7 @@ import pytest
 
 from racelab.experiments.data.checks import passes
 from racelab.experiments.data.package import read_package
-from racelab.experiments.data.pairs import fit_pairs, load_pairs
+from racelab.experiments.data.pairs import load_pairs
 from racelab.experiments.errors import DataError
 
 
@@ -90,17 +90,3 @@ def test_nothing_found_is_an_error(tmp_path):
         load_pairs(str(write(tmp_path / "e.jsonl", "")))
     with pytest.raises(DataError, match=r"data\.categories"):
         load_pairs("package", categories=["nothing"])
-
-
-def test_pairs_that_do_not_fit_are_dropped_and_counted(tmp_path):
-    path = write(
-        tmp_path / "p.jsonl",
-        {"prompt": "abc", "chosen": "de", "rejected": "f"},
-        {"prompt": "abc", "chosen": "defgh", "rejected": "f"},
-        {"prompt": "abcde", "chosen": "d", "rejected": "f"},
-    )
-    pairs = load_pairs(str(path))
-    kept, dropped = fit_pairs(pairs, len, 3)
-    assert (kept, dropped) == ((pairs[0],), 2)
-    with pytest.raises(DataError, match="none of the 3 pairs"):
-        fit_pairs(pairs, len, 1)

@@ -442,22 +442,22 @@ def test_the_state_goes_on_after_json():
     assert record_again.tables == record.tables
 
 
-@pytest.mark.parametrize("source", ["fit", "folder"])
-def test_making_what_the_config_names(source, full, tmp_path):
+@pytest.mark.parametrize("fitted", [True, False])
+def test_making_what_the_config_names(fitted, full, tmp_path):
     base = tmp_path / "base"
     write_model("llama", base)
-    chosen = "fit" if source == "fit" else str(full)
-    config: Any = compose(["method=scalar-rm", f"method.source={chosen}", f"model.source={base}"]).config
+    config: Any = compose(["method=scalar-rm", f"model.source={base}"]).config
     found, lines = make_reward_model(
         config.method,
         config.model,
+        found=None if fitted else full,
         base=base,
         pairs=pairs(),
         folder=tmp_path / "run",
         seed=0,
         device="cpu",
     )
-    assert (tmp_path / "run").exists() is (source == "fit")
-    assert len(lines) == (1 if source == "fit" else 0)
+    assert (tmp_path / "run").exists() is fitted
+    assert len(lines) == fitted
     scored = ScalarScorer(found).score(PROMPTS, groups(["a", "b"], ["c", "d"]))
     assert all(((r >= 0) & (r <= 1)).all() for r in scored.rewards)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racelab.configs.compose import compose
-from racelab.experiments.errors import ConfigError
-from racelab.experiments.methods.baselines.rubric_arm import RubricArm, RubricArmState
+from racelab.experiments.errors import ConfigError, DataError
+from racelab.experiments.methods.baselines.rubric_arm import RubricArm, RubricArmState, fitting_pairs
 from racelab.experiments.methods.baselines.rubric_arm_reward import (
     PairOrder,
     generator_rewards,
@@ -490,6 +490,21 @@ def test_what_cannot_run():
     world: Any = OneSet()
     with pytest.raises(ConfigError, match="policy, generator, judge"):
         arm(world)
+
+
+def test_pairs_whose_prompt_fills_the_window_are_dropped_and_counted():
+    class Narrow(World):
+        def rubric_prefix(self, prompt: Prompt) -> tuple[int, ...]:
+            if prompt.prompt_id in ("q1", "q4"):
+                raise DataError("too long")
+            return super().rubric_prefix(prompt)
+
+    world: Any = Narrow()
+    kept, dropped = fitting_pairs(PAIRS, world)
+    assert [p.prompt.prompt_id for p in kept] == ["q0", "q2", "q3", "q5"]
+    assert dropped == 2
+    with pytest.raises(DataError, match="none of the 1 prompts"):
+        fitting_pairs(PAIRS[1:2], world)
 
 
 def test_templates_keep_answers_inside_their_place():

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from racelab.configs import schema
-from racelab.experiments.errors import ConfigError
+from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.methods import records
 from racelab.experiments.methods.baselines.common import (
     Place,
@@ -45,9 +45,10 @@ from racelab.experiments.methods.baselines.common import (
 )
 from racelab.experiments.methods.baselines.rubric_arm_reward import PairOrder
 from racelab.experiments.methods.baselines.rubric_arm_roles import RoleTrainer
+from racelab.experiments.models.generator import Generator
 from racelab.experiments.parts import Parts
 from racelab.experiments.ports import RoleBackend
-from racelab.experiments.types import JudgeItem, Prompt, Sample, StepRecord
+from racelab.experiments.types import JudgeItem, Pair, Prompt, Sample, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,30 @@ class RubricArm:
 
     def _place(self, after: RubricArmState, phase: Phase) -> Place:
         return Place(after.step, after.policy_steps, after.rubric_steps, phase.index, self.policy_updates)
+
+
+def fitting_pairs(pairs: Sequence[Pair], generator: Generator) -> tuple[tuple[Pair, ...], int]:
+    """The pairs whose prompt leaves room for a rubric in the model's window, and how many were dropped.
+
+    Raises:
+        DataError: none is left.
+        ConfigError: `method.rubric.max_tokens` leaves no room for any prompt.
+    """
+    kept = tuple(p for p in pairs if _fits(p.prompt, generator))
+    if not kept:
+        raise DataError(
+            f"none of the {len(pairs)} prompts of method.pairs leaves room for a rubric in the model's window of "
+            f"{generator.model.window} tokens; shorten them or lower method.rubric.max_tokens"
+        )
+    return kept, len(pairs) - len(kept)
+
+
+def _fits(prompt: Prompt, generator: Generator) -> bool:
+    try:
+        generator.rubric_prefix(prompt)
+    except DataError:
+        return False
+    return True
 
 
 def _closing(record: StepRecord, phase: Phase) -> StepRecord:

@@ -18,14 +18,11 @@ import numpy as np
 from racelab.configs import schema
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.methods.baselines.common import PolicyOnly, Scored, text_sample
-from racelab.experiments.models.assets import resolve_model
 from racelab.experiments.models.reward_fit import FitSettings, fitted_classifier
 from racelab.experiments.models.reward_model import ClassifierRewardModel, open_classifier
 from racelab.experiments.parts import Parts
 from racelab.experiments.ports import RewardModel
 from racelab.experiments.types import JudgeScores, Pair, Prompt, Sample
-
-FIT = "fit"
 
 
 class ScalarScorer:
@@ -71,6 +68,7 @@ def make_reward_model(
     config: schema.ScalarRmConfig,
     model: schema.ModelConfig,
     *,
+    found: Path | None,
     base: Path,
     pairs: Sequence[Pair],
     folder: Path,
@@ -80,16 +78,16 @@ def make_reward_model(
     """The reward model that the config names, and lines for the log.
 
     Args:
-        config: `source` is `fit`, or a sequence-classification folder or hub name.
-        model: the policy's section; `fit` stands on its source, and both compute in its type.
-        base: its folder, already found.
-        pairs: for `fit`.
+        config: how long a conversation may be, and how to fit.
+        model: the policy's section; a fitted head stands on its source, and any reward model computes in its type.
+        found: folder of a sequence-classification model; None fits a head.
+        base: folder of the policy as it was before training.
+        pairs: to fit to.
         folder: where the fitted head is kept; a head that is there already (a resumed run) is used.
         seed: of the run.
         device: `cpu` or `cuda`.
     """
-    if config.source != FIT:
-        found = resolve_model(config.source, sha256=config.sha256, revision=config.revision)
+    if found is not None:
         classifier = open_classifier(found, dtype=model.compute_dtype, device=device)
         return ClassifierRewardModel(classifier, max_length=config.max_length), ()
     classifier, report = fitted_classifier(
