@@ -15,7 +15,8 @@ Deviations from the paper:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
 
@@ -27,7 +28,7 @@ from racelab.experiments.errors import DataError
 from racelab.experiments.models.generator import Candidate, Generator
 from racelab.experiments.models.redundancy import Redundancy
 from racelab.experiments.models.rubric_stats import RubricStats, probe_metrics, rubric_stats
-from racelab.experiments.ports import Judge
+from racelab.experiments.ports import Backend, Judge, RoleBackend
 from racelab.experiments.rng import torch_generator
 from racelab.experiments.types import FloatArray, JudgeItem, Prompt, StepRecord
 
@@ -68,6 +69,20 @@ def due(at_steps: Sequence[int | str], step: int, *, middle: bool = False, end: 
     return labels[-1] if labels else ""
 
 
+@contextmanager
+def rubric_weights(backend: Backend) -> Iterator[None]:
+    """Meanwhile the weights are those that write rubrics: where a backend has several sets, the role `generator`'s."""
+    if not isinstance(backend, RoleBackend):
+        yield
+        return
+    before = backend.role
+    backend.switch("generator")
+    try:
+        yield
+    finally:
+        backend.switch(before)
+
+
 class RubricProbe:
     """Takes probes of one run."""
 
@@ -83,13 +98,14 @@ class RubricProbe:
         middle = status["phase"] == "policy" and reached == (budget + 1) // 2
         return due(self.config.at_steps, record.step, middle=middle, end=done)
 
-    def take(self, model: Generator, judge: Judge, *, label: str, step: int) -> StepRecord:
+    def take(self, model: Generator, backend: Backend, judge: Judge, *, label: str, step: int) -> StepRecord:
         """One probe: rows of `rubric_probe` and `probe_groups`, metrics `race/probe`.
 
         Prompts that do not fit the model's window are left out and counted.
 
         Args:
-            model: as it is now.
+            model: as it is now, under the policy's weights.
+            backend: that holds its weights.
             judge: frozen.
             label: `checkpoint` of the rows.
             step: global step.
@@ -102,7 +118,8 @@ class RubricProbe:
         }
         tables: dict[str, list[Row]] = {}
         if prompts:
-            written = self._rubrics(model, prompts)
+            with rubric_weights(backend):
+                written = self._rubrics(model, prompts)
             found, tables["rubric_probe"] = self._look_at(model, prompts, written, label)
             metrics |= found
             if self.config.group_size:

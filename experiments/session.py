@@ -26,7 +26,7 @@ from racelab.experiments.models.generator import Generator
 from racelab.experiments.models.redundancy import make_redundancy
 from racelab.experiments.needs import equip, redundancy_chat
 from racelab.experiments.parts import Parts
-from racelab.experiments.probe import RubricProbe, due
+from racelab.experiments.probe import RubricProbe, due, rubric_weights
 from racelab.experiments.run import Hooks, Progress, loop, restore
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.signals import StopRequest
@@ -244,7 +244,8 @@ class Session:
             if temperature == cfg.temperatures[0]:
                 metrics |= validation.validation_metrics(view.rows)
                 if cfg.judge_report:
-                    now = validation.rubrics_now(model, held.prompts, self.config.run.seed)
+                    with rubric_weights(parts.backend):
+                        now = validation.rubrics_now(model, held.prompts, self.config.run.seed)
                     metrics |= self._judge_metrics(parts, held, view, now, label)
         metrics["perf/time/validate_s"] = time.perf_counter() - started
         tables = {"val_examples": rows, **(more or {})}
@@ -311,7 +312,7 @@ class Session:
         """One rubric probe, written in one piece."""
         self.talk.note(f"rubric probe ({label})")
         parts.forget()
-        tracker.record(probe.take(parts.generator, parts.judge, label=label, step=step))
+        tracker.record(probe.take(parts.generator, parts.backend, parts.judge, label=label, step=step))
 
 
 def new_run(

@@ -173,9 +173,9 @@ def make_probe(*words: str, redundancy: Any = None, seed: int = 0) -> RubricProb
     return RubricProbe(config_of(*words).probe, seed, redundancy)
 
 
-def take(probe: RubricProbe, writer: Any, step: int = 7) -> StepRecord:
+def take(probe: RubricProbe, writer: Any, step: int = 7, backend: Any = None) -> StepRecord:
     judge: Any = Scorer()
-    return probe.take(writer, judge, label="middle", step=step)
+    return probe.take(writer, backend, judge, label="middle", step=step)
 
 
 def test_a_probe_golden():
@@ -217,6 +217,39 @@ def test_a_prompt_beyond_the_window_is_left_out_and_counted():
     assert RECTANGLE not in {r["prompt_id"] for r in record.tables["rubric_probe"]}
     nothing = take(make_probe("probe.prompts=1"), Writer(long=RECTANGLE))
     assert (nothing.metrics["race/probe/n_prompts"], nothing.tables) == (0.0, {})
+
+
+class Roles:
+    """A backend with several sets of weights; its writer's rubrics and answers name the one at hand."""
+
+    policy = reference = None
+
+    def __init__(self) -> None:
+        self.role = "policy"
+
+    def switch(self, role: str) -> None:
+        self.role = role
+
+    def update(self, batch: Any) -> None: ...
+
+    def state_tensors(self) -> None: ...
+
+    def state_meta(self) -> None: ...
+
+    def load_state(self, tensors: Any, meta: Any) -> None: ...
+
+
+def test_rubrics_come_from_the_weights_that_write_rubrics_and_answers_from_the_policys():
+    seen: list[str] = []
+    backend = Roles()
+
+    class Spy(Writer):
+        def _draw(self, rng: Any) -> None:
+            seen.append(backend.role)
+
+    take(make_probe("probe.prompts=3"), Spy(), backend=backend)
+    assert seen == ["generator", "policy"]
+    assert backend.role == "policy"
 
 
 def test_rubrics_that_do_not_parse_have_a_row_and_no_group():
