@@ -29,7 +29,7 @@ def test_project(value, expected):
 
 
 def test_trqc_golden_too_much_quarantined():
-    """q_hat = (1/2)(1) + (1/2)(1/2) = 3/4; e = (3/4 - 1/4)/(1/4 + 1/4) = 1.
+    """Eqs 19-20. q_hat = (1/2)(1) + (1/2)(1/2) = 3/4; e = (3/4 - 1/4)/(1/4 + 1/4) = 1.
 
     sigma_rt = 1/2 - 1/4 = 1/4; tau_tie = 1/2 + 1/8 = 5/8.
     """
@@ -40,7 +40,7 @@ def test_trqc_golden_too_much_quarantined():
 
 
 def test_trqc_golden_too_little_quarantined():
-    """q_hat = 0; e = (0 - 1/4)/(1/2) = -1/2; sigma_rt = 1/2 + 1/8 = 5/8; tau_tie = 1/2 - 1/16 = 7/16."""
+    """Eqs 19, 20. q_hat 0; e = (0 - 1/4)/(1/2) = -1/2; sigma_rt = 1/2 + 1/8 = 5/8; tau_tie = 1/2 - 1/16 = 7/16."""
     got = ctl.trqc(START, 0.0, 0.0, COARSE)
     assert (got.q_ema, got.error) == (0.0, -0.5)
     assert (got.thresholds.sigma_rt, got.thresholds.tau_tie) == (0.625, 0.4375)
@@ -111,20 +111,20 @@ LENGTHS = PhaseLengthConfig(
 
 
 def test_duration_error_golden():
-    """Mean of the last two of (99, 10, 14) = 12; (12 - 8)/8 = 1/2."""
+    """Eq 21. Mean of the last two of (99, 10, 14) = 12; (12 - 8)/8 = 1/2."""
     assert ctl.duration_error([99, 10, 14], 8, 2) == 0.5
     assert ctl.duration_error([2, 4], 8, 2) == -0.625
     assert math.isnan(ctl.duration_error([99], 8, 2))
 
 
 def test_adapt_tau_sat_golden():
-    """Too long: 1/2 - 1/4 * 1/2 = 3/8. Too short, (3 - 8)/8 = -5/8: 1/2 + 5/32 = 21/32."""
+    """Eq 22. Too long: 1/2 - 1/4 * 1/2 = 3/8. Too short, (3 - 8)/8 = -5/8: 1/2 + 5/32 = 21/32."""
     assert ctl.adapt_tau_sat(0.5, [10, 14], LENGTHS) == ctl.LengthUpdate(0.375, 0.5, False)
     assert ctl.adapt_tau_sat(0.5, [2, 4], LENGTHS) == ctl.LengthUpdate(0.65625, -0.625, False)
 
 
 def test_adapt_tau_imp_golden():
-    """Too long, (5 - 4)/4 = 1/4: 0 + 1/2 * 1/4 = 1/8. Too short, (3 - 4)/4: -1/8."""
+    """Eq 22. Too long, (5 - 4)/4 = 1/4: 0 + 1/2 * 1/4 = 1/8. Too short, (3 - 4)/4: -1/8."""
     assert ctl.adapt_tau_imp(0.0, [4, 5, 6], LENGTHS) == ctl.LengthUpdate(0.125, 0.25, False)
     assert ctl.adapt_tau_imp(0.0, [2, 3, 4], LENGTHS) == ctl.LengthUpdate(-0.125, -0.25, False)
 

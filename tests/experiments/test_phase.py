@@ -32,7 +32,7 @@ def group(std, mean, n_valid=8):
 
 
 def test_saturation_fraction_golden():
-    """Bounds included: (0.06, 0.8) and (0, 1) saturated; (0.061, 0.8), (0.06, 0.79) not: 2/4.
+    """Eq 12. Bounds included: (0.06, 0.8) and (0, 1) saturated; (0.061, 0.8), (0.06, 0.79) not: 2/4.
 
     The group with one valid score is not among the N.
     """
@@ -44,7 +44,7 @@ def test_saturation_fraction_golden():
 
 
 def test_plateau_delta_golden():
-    """W = 2: (1/2 + 1)/2 - (1/4 + 1/4)/2 = 3/4 - 1/4 = 1/2; the 9 is too old to count."""
+    """Eq 14. W = 2: (1/2 + 1)/2 - (1/4 + 1/4)/2 = 3/4 - 1/4 = 1/2; the 9 is too old to count."""
     assert ph.plateau_delta([9.0, 0.25, 0.25, 0.5, 1.0], 2) == 0.5
     assert ph.plateau_delta([0.25, 0.25, 0.5, 1.0], 2) == 0.5
     assert math.isnan(ph.plateau_delta([0.25, 0.5, 1.0], 2))
@@ -60,7 +60,7 @@ def rubric(state, s, thresholds=START, config=CONFIG, gain=NAN, **kwargs):
 
 
 def test_policy_step_follows_the_ema_and_counts():
-    """f_hat = (1/2)(3/4) = 3/8; then (1/2)(1/2) + (1/2)(3/8) = 7/16, both below 1/2."""
+    """Eq 13. f_hat = (1/2)(3/4) = 3/8; then (1/2)(1/2) + (1/2)(3/8) = 7/16, both below 1/2."""
     one = policy(ph.initial_state(CONFIG), 0.75)
     two = policy(one.state, 0.5)
     assert (one.state.f_ema, two.state.f_ema) == (0.375, 0.4375)
@@ -136,7 +136,7 @@ def test_a_small_pool_defers_the_switch_until_it_is_filled():
 
 
 def test_rubric_phase_ends_on_a_plateau_once_both_windows_are_in():
-    """W = 2. Rewards 0, 1/4, 1/2, 3/4: Delta = 5/8 - 1/8 = 1/2 > 1/8, goes on.
+    """Eq 14. W = 2. Rewards 0, 1/4, 1/2, 3/4: Delta = 5/8 - 1/8 = 1/2 > 1/8, goes on.
 
     Then 3/4: Delta = 3/4 - 3/8 = 3/8; then 3/4: 3/4 - 5/8 = 1/8 <= 1/8: plateau after 6 steps.
     e_R = (6 - 8)/8 = -1/4: tau_imp = 1/8 - 1/8 * 1/4 = 3/32.

@@ -54,8 +54,14 @@ def test_a_pair_needs_two_valid_scores(rewards):
         pools.margin(np.array(rewards))
 
 
+def test_pair_golden():
+    """Eq 10. (1/4, 3/4, -, 3/4, 1/4): the first argmax is 1, the first argmin over the others 0; equal scores: 0, 1."""
+    assert pools.best_and_worst(np.array([0.25, 0.75, NAN, 0.75, 0.25])) == (1, 0)
+    assert pools.best_and_worst(np.array([0.5, 0.5, 0.5])) == (0, 1)
+
+
 def test_margin_golden():
-    """3/4 - 1/4 = 1/2."""
+    """Eq 11. 3/4 - 1/4 = 1/2."""
     assert pools.margin(np.array([0.5, 0.25, NAN, 0.75])) == 0.5
     assert pools.margin(np.array([0.7] * 6)) == 0.0
 

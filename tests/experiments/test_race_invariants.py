@@ -1,8 +1,11 @@
 """Properties that hold for every input: order, bounds, NaN, zero gains, resumption."""
 
+import ast
 import json
 import math
+import re
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +55,35 @@ def test_states_are_values(value):
     with pytest.raises(FrozenInstanceError):
         setattr(value, first, None)
     assert not hasattr(value, "__dict__")
+
+
+EQUATIONS = {
+    "test_routing.py": (5, 6, 7, 8, 9, 18),
+    "test_pool.py": (10, 11),
+    "test_phase.py": (12, 13, 14),
+    "test_rubric_reward.py": (15, 16),
+    "test_controllers.py": (19, 20, 21, 22),
+}
+
+
+def named_equations(file):
+    """The equations that the tests of a file name at the start of a docstring that shows fractions."""
+    tree = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8"))
+    tests = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    found = set()
+    for text in filter(None, map(ast.get_docstring, tests)):
+        match = re.match(r"Eqs? (\d+)(?:(-|, )(\d+))?", text)
+        if match and re.search(r"\d/\d|\)/", text):
+            first, last = int(match[1]), int(match[3] or match[1])
+            found |= set(range(first, last + 1)) if match[2] == "-" else {first, last}
+    return found
+
+
+@pytest.mark.parametrize("file", EQUATIONS)
+def test_every_equation_has_a_test_that_names_it_and_shows_its_working(file):
+    assert set(EQUATIONS[file]) <= named_equations(file)
 
 
 @FEW
@@ -141,6 +173,23 @@ def test_embedding_distance_matches_its_definition(n, width, seed):
     assert routing.embedding_distance(emb) == pytest.approx(np.mean(pairs), abs=1e-12)
 
 
+@FEW
+@given(
+    st.lists(st.lists(st.sampled_from("ab.c"), max_size=9).map(" ".join), min_size=2, max_size=5),
+    st.integers(0, 10**6),
+)
+def test_order_of_the_responses_does_not_change_their_diversity(texts, seed):
+    rng = np.random.default_rng(seed)
+    emb = rng.normal(size=(len(texts), 3))
+    emb /= np.linalg.norm(emb, axis=1, keepdims=True)
+    order = rng.permutation(len(texts))
+    shuffled = [texts[i] for i in order]
+    assert routing.distinct_trigram_ratio(shuffled) == routing.distinct_trigram_ratio(texts)
+    distance = routing.embedding_distance(emb)
+    assert routing.embedding_distance(emb[order]) == pytest.approx(distance, abs=1e-12)
+    assert 0 <= distance <= 2
+
+
 signal_values = st.builds(
     routing.GroupSignals,
     mean=unit,
@@ -159,6 +208,61 @@ def test_looser_thresholds_never_make_a_group_informative(signals):
     if routing.route(signals, strict) is not Route.INFORMATIVE:
         assert routing.route(signals, loose) is not Route.INFORMATIVE
     assert (routing.route(signals, strict) is Route.INVALID) == (signals.n_valid < 2)
+
+
+@FEW
+@given(st.lists(signal_values, max_size=8), st.integers(0, 10**6))
+def test_rates_of_a_batch_are_shares_of_its_valid_groups_in_any_order(batch, seed):
+    """Eqs 12 and 18: counted one by one; a group with a missing statistic is in neither."""
+    thresholds = Thresholds(sigma_rt=0.4, tau_tie=0.6, sigma_sw=0.5, mu_sat=0.5)
+    lost = routing.GroupSignals(math.nan, math.nan, math.nan, 1.0, 1.0, 0)
+    shuffled = [([*batch, lost])[i] for i in np.random.default_rng(seed).permutation(len(batch) + 1)]
+    usable = [g for g in batch if g.n_valid >= 2]
+
+    def rates(found):
+        return (
+            routing.quarantine_rate([routing.route(g, thresholds) for g in found]),
+            ph.saturation_fraction(found, thresholds),
+        )
+
+    np.testing.assert_equal(rates(shuffled), rates(usable))
+    if usable:
+        quarantined = sum(g.std <= 0.4 or g.tie_rate >= 0.6 for g in usable)
+        saturated = sum(g.std <= 0.5 and g.mean >= 0.5 for g in usable)
+        assert rates(batch) == (quarantined / len(usable), saturated / len(usable))
+    else:
+        assert all(map(math.isnan, rates(batch)))
+
+
+@FEW
+@given(
+    st.lists(st.one_of(st.floats(-1, 1), st.just(math.nan)), min_size=1, max_size=8),
+    unit,
+    st.floats(0.01, 1),
+    st.floats(0.1, 2),
+)
+def test_rewards_of_candidates_are_their_own_bounded_and_nan_where_the_margin_is(margins, m_old, eps, clip):
+    got = rr.base_rewards(np.array(margins), m_old, eps_norm=eps, clip=clip)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(margins))
+    assert (np.abs(got[np.isfinite(got)]) <= clip).all()
+    backwards = rr.base_rewards(np.array(margins[::-1]), m_old, eps_norm=eps, clip=clip)
+    np.testing.assert_array_equal(backwards[::-1], got)
+
+
+@FEW
+@given(st.lists(st.integers(1, 80), min_size=3, max_size=3), st.integers(0, 2), st.integers(1, 40))
+def test_longer_phases_never_make_the_next_one_longer(lengths, which, more):
+    """Eqs 21-22: the order of the lengths does not matter; both thresholds stay in their range."""
+    config = ctl.PhaseLengthConfig()
+    longer = [n + more * (i == which) for i, n in enumerate(lengths)]
+    for adapt, start, (low, high), sign in (
+        (ctl.adapt_tau_sat, 0.4, config.policy_range, -1),
+        (ctl.adapt_tau_imp, 0.005, config.rubric_range, 1),
+    ):
+        here = adapt(start, lengths, config).threshold
+        assert adapt(start, lengths[::-1], config).threshold == here
+        assert sign * (adapt(start, longer, config).threshold - here) >= 0
+        assert low <= here <= high
 
 
 @FEW

@@ -13,7 +13,7 @@ NAN = math.nan
 
 
 def test_tie_rate_golden():
-    """r = (0.50, 0.51, 0.52, 0.90), eps 0.025: near pairs 12, 13, 23 of 4*3/2 = 6 pairs: 3/6."""
+    """Eq 5. r = (0.50, 0.51, 0.52, 0.90), eps 0.025: near pairs 12, 13, 23 of 4*3/2 = 6 pairs: 3/6."""
     assert routing.tie_rate(np.array([0.50, 0.51, 0.52, 0.90])) == 0.5
 
 
@@ -62,7 +62,7 @@ def test_trigrams_of_one_response():
 
 
 def test_distinct_trigram_ratio_golden():
-    """abc, bcd | abc, bcx: 3 different of 4. Trigrams never span two responses."""
+    """Eq 6. abc, bcd | abc, bcx: 3 different of 4, 3/4. Trigrams never span two responses."""
     assert routing.distinct_trigram_ratio(["a b c d", "A B C x"]) == 0.75
 
 
@@ -88,7 +88,7 @@ def test_without_any_trigram_unique_responses_count():
 
 
 def test_embedding_distance_golden():
-    """e = (1,0), (0,1), (3/5,4/5): distances 1, 2/5, 1/5; mean (1 + 2/5 + 1/5)/3 = 8/15."""
+    """Eq 7. e = (1,0), (0,1), (3/5,4/5): distances 1, 2/5, 1/5; mean (1 + 2/5 + 1/5)/3 = 8/15."""
     emb = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     assert routing.embedding_distance(emb) == pytest.approx(8 / 15, rel=1e-14)
 
@@ -136,6 +136,29 @@ def test_routes_with_the_printed_thresholds(signals, expected):
     assert routing.route(signals, Thresholds()) is expected
 
 
+def test_degenerate_golden():
+    """Eq 8. r = (1/2, 1/2, 1/2, 1): mean 5/8, var (3 (1/8)^2 + (3/8)^2)/4 = 3/64, std 0.2165; ties 3/6 = 1/2."""
+    found = routing.signals(np.array([0.5, 0.5, 0.5, 1.0]), ["a", "b", "c", "d"], np.eye(4))
+    assert found.std == pytest.approx(math.sqrt(3) / 8, rel=1e-15)
+    assert not routing.is_degenerate(found, Thresholds(sigma_rt=0.216, tau_tie=0.51))
+    assert routing.is_degenerate(found, Thresholds(sigma_rt=0.217, tau_tie=0.51))
+    assert routing.is_degenerate(found, Thresholds(sigma_rt=0.216, tau_tie=0.5))
+
+
+def test_diversity_collapsed_golden():
+    """Eq 9. Equal scores, so degenerate. 'a b c' x 3 and 'a b d': 2/4 trigrams = 1/2.
+
+    e = (1,0) x 3 and (3/5,4/5): of 6 pairs 3 have the distance 0 and 3 have 1 - 3/5 = 2/5: mean 1/5.
+    """
+    emb = np.array([[1.0, 0.0]] * 3 + [[0.6, 0.8]])
+    found = routing.signals(np.full(4, 0.5), ["a b c", "a b c", "a b d", "a b c"], emb)
+    assert found.d_tri == 0.5
+    assert found.d_emb == pytest.approx(0.2, rel=1e-14)
+    assert routing.route(found, Thresholds(d_tri=0.5, d_emb=0.21)) is Route.DIVERSITY_COLLAPSED
+    assert routing.route(found, Thresholds(d_tri=0.49, d_emb=0.21)) is Route.RUBRIC_FAILED
+    assert routing.route(found, Thresholds(d_tri=0.5, d_emb=0.19)) is Route.RUBRIC_FAILED
+
+
 @pytest.mark.parametrize("n", [6, 7])
 def test_equal_scores_are_degenerate_even_at_sigma_rt_zero(n):
     """n times 0.7 and one NaN, sigma_rt wound down to 0: sigma must be 0 <= 0, so never informative."""
@@ -176,7 +199,7 @@ def test_signals_must_describe_the_same_responses(r, t, e):
 
 
 def test_quarantine_rate_golden():
-    """2 failed + 1 collapsed of 3 + 2 informative = 5 processed: 3/5; the invalid one is not processed."""
+    """Eq 18. 2 failed + 1 collapsed of 3 + 2 informative = 5 processed: 3/5; the invalid one is not processed."""
     i, c, f, x = Route.INFORMATIVE, Route.DIVERSITY_COLLAPSED, Route.RUBRIC_FAILED, Route.INVALID
     assert routing.quarantine_rate([i, f, x, c, i, f]) == 0.6
     assert routing.quarantine_rate([i]) == 0.0

@@ -17,6 +17,16 @@ def test_new_margins_golden():
     assert np.isnan(got[2:]).all()
 
 
+def test_base_reward_golden():
+    """Eqs 15-16, eps_norm = 1/20, c = 1, m_old = 1/5, so the denominator is 1/4.
+
+    Candidate 0: m = 1/2 - 3/8 = 1/8, reward (1/8)/(1/4) = 1/2. Candidate 1: m = 1/4 - 5/16 = -1/16, reward -1/4.
+    Candidate 2: m = 1 - 1/2 = 1/2, 2 clipped to 1. Candidate 3: m = 0 - 3/4, -3 clipped to -1.
+    """
+    margins = rr.new_margins(np.array([0.5, 0.25, 1.0, 0.0]), np.array([0.375, 0.3125, 0.5, 0.75]))
+    assert rr.base_rewards(margins, 0.2) == pytest.approx([0.5, -0.25, 1.0, -1.0], rel=1e-14)
+
+
 @pytest.mark.parametrize(
     ("m_new", "m_old", "expected"),
     [
