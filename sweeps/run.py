@@ -25,6 +25,8 @@ from racelab.sweeps.record import Recorder, Row, cell_row, state_row
 
 NEW: Final = "new"
 """Status of a cell without a folder."""
+_MANY: Final = 50
+"""From here on it takes seconds to make the folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ def run_sweep(plan: Plan, jobs: int, resume: bool, view: View, stop: StopRequest
             f"no cell of the sweep {plan.name} has been started in {plan.root}; leave --resume out to start it"
         )
     folder = _open_sweep(plan)
+    if len(plan.cells) > _MANY:
+        view.note(f"making the folders of {len(plan.cells):,} cells")
     states = [
         _state(plan.root, cell, run_id, folder.run_id)
         for cell, run_id in zip(plan.cells, plan.run_ids, strict=True)

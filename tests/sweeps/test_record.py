@@ -199,6 +199,31 @@ def test_started_again_only_the_failed_cell_runs_in_the_same_folders_and_the_sam
     assert (third.status, len(children.started), len(third.folder.attempts())) == ("finished", 5, 2)
 
 
+def test_a_store_that_was_away_gets_one_parent_whichever_run_comes_first(
+    tmp_path: Path, cells: list[Cell], children: Children
+) -> None:
+    """A cell is delivered before its sweep: it makes the parent, which the sweep then finds and fills."""
+    import mlflow
+
+    from racelab.experiments.tracking.shipper import sync
+
+    sweep = start(plan(tmp_path, cells[:2])).folder
+    runs = [RunFolder.open(tmp_path / str(member["run_id"])) for member in members(sweep)]
+    for run in (runs[0], sweep, runs[1]):
+        sync(run)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    parent = client.get_run(sweep.info()["mlflow_run_id"])
+    assert (parent.info.run_name, parent.info.status) == ("grid", "FINISHED")
+    assert parent.data.tags["racelab.run_id"] == sweep.run_id
+    assert parent.data.metrics["a/reward"] == 0.375
+    for run in runs:
+        tags = client.get_run(run.info()["mlflow_run_id"]).data.tags
+        assert tags["mlflow.parentRunId"] == parent.info.run_id
+    experiment = client.get_experiment_by_name("racelab")
+    assert experiment is not None
+    assert len(client.search_runs([experiment.experiment_id])) == 3
+
+
 def test_fresh_starts_anew_beside_and_goes_on_there(
     tmp_path: Path, cells: list[Cell], children: Children
 ) -> None:

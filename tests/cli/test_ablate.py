@@ -1,0 +1,126 @@
+"""`racelab ablate` and `racelab baseline`: which cells they have, and what is wrong with a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from racelab.cli import ablate, baseline
+from racelab.configs.keys import groups
+
+Call = Callable[..., Any]
+DRY = ("--dry-run", "--json")
+
+
+def labels(found: Any) -> list[str]:
+    return [row["label"] for row in found.json()]
+
+
+def test_all_variants_come_in_the_order_of_the_papers_tables(call: Call) -> None:
+    found = call("ablate", "--variant", "all", "--seeds", "0,1", *DRY)
+    assert found.code == 0, found.err
+    assert labels(found)[::2] == list(ablate.ORDER)
+    assert [row["seed"] for row in found.json()] == [0, 1] * 9
+    first = found.json()[2]
+    assert first["overrides"] == ["variant=no-gradient-filtering", "run.seed=0"]
+    assert first["status"] == "new"
+    assert first["cell"] == first["run_id"]
+
+
+def test_all_baselines_are_every_method_but_race(call: Call) -> None:
+    found = call("baseline", "--method", "all", *DRY)
+    assert found.code == 0, found.err
+    assert labels(found) == list(baseline.ORDER)
+    assert set(labels(found)) == set(groups()["method"]) - {"race"}
+
+
+def test_single_ones_come_as_they_are_named_and_once(call: Call) -> None:
+    words = ["--variant", "filter-only", "--variant", "full", "--variant", "filter-only"]
+    assert labels(call("ablate", *words, *DRY)) == ["filter-only", "full"]
+    assert labels(call("baseline", "--method", "rar", *DRY)) == ["rar"]
+
+
+def test_overrides_reach_every_cell_and_change_its_name(call: Call) -> None:
+    plain = call("ablate", "--variant", "full", *DRY).json()
+    other = call("ablate", "--variant", "full", *DRY, "run.policy_updates=9").json()
+    same = call("ablate", "--variant", "full", *DRY, "checkpoint.every=9", "tracking=none").json()
+    assert other[0]["overrides"] == ["run.policy_updates=9", "variant=full"]
+    assert other[0]["cell"] != plain[0]["cell"] == same[0]["cell"]
+
+
+def test_a_users_variant_and_method_follow_the_papers(call: Call, home: Path) -> None:
+    (home / "mine" / "variant").mkdir(parents=True)
+    text = "# @package method\nvariant: full\ntrqc:\n  q_target: 0.4\n"
+    (home / "mine" / "variant" / "gentle.yaml").write_text(text)
+    found = call("ablate", "--variant", "all", "--config-dir", str(home / "mine"), *DRY)
+    assert labels(found) == [*ablate.ORDER, "gentle"]
+
+
+BAD = {
+    "no variant": (["ablate"], "--variant is missing; name one of full, no-gradient-filtering"),
+    "unknown variant": (["ablate", "--variant", "static-treshold"], "did you mean static-thresholds?"),
+    "unknown method": (["baseline", "--method", "evolv"], "did you mean evolm?"),
+    "race is no baseline": (["baseline", "--method", "race"], "no method 'race'"),
+    "variant twice": (["ablate", "--variant", "full", "variant=full"], "write --variant full"),
+    "seed twice": (["ablate", "--variant", "full", "--seeds", "0", "run.seed=1"], "leave one of them out"),
+    "bad seeds": (["ablate", "--variant", "full", "--seeds", "0,x"], "--seeds '0,x' is no list"),
+    "seed named twice": (["ablate", "--variant", "full", "--seeds", "1,1"], "names a seed twice"),
+    "resume and fresh": (["ablate", "--variant", "full", "--resume", "--fresh"], "leave one of them out"),
+    "nothing to resume": (["ablate", "--variant", "full", "--resume", "tracking=none"], "has been started"),
+    "no jobs": (["ablate", "--variant", "full", "--jobs", "0"], "--jobs"),
+    "unknown key": (["ablate", "--variant", "all", "method.grup_size=4"], "did you mean method.group_size"),
+    "missing data": (
+        ["ablate", "--variant", "full", "data=file", "data.path=no.jsonl"],
+        "cell full (seed 0): ",
+    ),
+    "missing model": (["ablate", "--variant", "all", "model.source=./none"], "cell full (seed 0): "),
+    "jobs without seeds": (["train", "--jobs", "2"], "add --seeds"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_command_line_is_one_line_and_starts_nothing(call: Call, home: Path, case: str) -> None:
+    words, part = BAD[case]
+    found = call(*words)
+    errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
+    assert found.code == 2, found.err
+    assert len(errors) == 1
+    assert part in errors[0]
+    assert not (home / "runs").exists()
+
+
+def test_one_cell_that_cannot_run_keeps_all_from_starting(call: Call, home: Path) -> None:
+    """Only one of the two cells is wrong, and it is the last."""
+    grid = home / "grid.yaml"
+    grid.write_text("name: g\naxes: {data.limit: [12, 2]}\nbase: [tracking=none]\n")
+    found = call("sweep", str(grid))
+    assert found.code == 2
+    assert "data.limit=2 is below method.prompts_per_step" in found.err
+    assert not (home / "runs").exists()
+
+
+def test_what_cannot_be_reached_is_said_once(call: Call) -> None:
+    found = call(
+        "ablate", "--variant", "all", "--seeds", "0,1,2", "--dry-run", "method.trqc.calibrate_steps=99"
+    )
+    lines = [
+        line
+        for line in found.err.splitlines()
+        if "method.trqc.calibrate_steps=99" in line and "works" in line
+    ]
+    assert len(lines) == 1
+    assert lines[0].endswith("(in full, no-gradient-filtering, uniform-rubric-sampling and 6 more)")
+
+
+def test_a_dry_run_for_people_shows_what_differs(call: Call) -> None:
+    found = call("ablate", "--variant", "full", "--variant", "filter-only", "--dry-run", "tracking=none")
+    rows = [line.split() for line in found.out.splitlines()]
+    assert rows[0] == ["cell", "label", "seed", "status", "own", "overrides"]
+    assert [(row[1], row[2], row[3], row[4]) for row in rows[1:]] == [
+        ("full", "0", "new", "variant=full"),
+        ("filter-only", "0", "new", "variant=filter-only"),
+    ]
+    assert "all cells: tracking=none" in found.err
