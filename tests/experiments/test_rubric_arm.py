@@ -345,6 +345,8 @@ def test_judge_update():
         mine = [r for r in rows if r["group"] == k]
         assert {r["preferred"] for r in mine} == {side}
         assert [r["reward"] for r in mine] == ([1, 1, 0, 0] if side == "A" else [0, 0, 1, 0])
+        shown = next(r["prompt"] for r in record.tables["samples"] if r["group"] == k)
+        assert ("\nA: good" in str(shown)) is (side == "A")
     assert record.metrics["health/cost_mismatch"] == 0.0
     assert costs(record) == {
         "rubric_gen": 2,

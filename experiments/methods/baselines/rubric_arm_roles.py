@@ -146,8 +146,7 @@ class RoleTrainer:
         """The judge's prompt with the preferred answer on `side`; None without a rubric, or beyond the window."""
         if written.rubric is None:
             return None
-        answers = (pair.chosen, pair.rejected) if side == "A" else (pair.rejected, pair.chosen)
-        return self.pairwise.prefix(Comparison(pair.prompt, written.rubric, *answers))
+        return self.pairwise.prefix(Comparison(pair.prompt, written.rubric, *_answers(pair, side)))
 
     def _learn(
         self,
@@ -165,6 +164,11 @@ class RoleTrainer:
         return self.roles.update(batch)
 
 
+def _answers(pair: Pair, side: Side) -> tuple[str, str]:
+    """Answers A and B, the preferred one on `side`."""
+    return (pair.chosen, pair.rejected) if side == "A" else (pair.rejected, pair.chosen)
+
+
 def _calls(rubrics: int, verdicts: int, learner_samples: int) -> dict[str, int]:
     return {"rubric_gen": rubrics, "judge_eval": verdicts, "learner_samples": learner_samples}
 
@@ -180,12 +184,12 @@ def _share(hits: Sequence[bool]) -> float:
 
 
 def _tables(step: int, role: str, lines: Iterable[_Line]) -> dict[str, list[dict[str, object]]]:
-    """`samples`: what the role wrote; `verdicts`: what was said of it."""
+    """`samples`: what the role wrote, the judge's under the two answers; `verdicts`: what was said."""
     samples, verdicts = [], []
     for x in lines:
-        samples.append(
-            records.sample_row(step, x.group, x.idx, role, x.pair.prompt.text, x.written, x.rubric, x.reward)
-        )
+        first, second = _answers(x.pair, x.side)
+        prompt = x.pair.prompt.text + (f"\n\nA: {first}\nB: {second}" if role == "judge" else "")
+        samples.append(records.sample_row(step, x.group, x.idx, role, prompt, x.written, x.rubric, x.reward))
         verdicts.append(
             {
                 "group": x.group,
