@@ -167,7 +167,7 @@ def _probe(probe: Mapping[str, Any]) -> None:
     rows = [
         [name, *(number(c.get(key), 0 if key == "criterion_chars_mean" else 2) for c in found)]
         for name, key in _PROBE.items()
-        if any(key in c for c in found)
+        if any(c.get(key) is not None for c in found)
     ]
     columns = [f"{c['checkpoint']} ({c['step']})" for c in found]
     print_table(["", *columns], rows, right=columns)
