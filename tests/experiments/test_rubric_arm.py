@@ -586,7 +586,12 @@ def test_a_run_that_was_stopped_anywhere_is_the_same_to_the_last_bit(tmp_path, m
             "method.prompts_per_step=2",
             "method.cycles=1",
         ]
-        words += ["method.generator_steps=2", "method.judge_steps=1", "method.pairs_per_step=2"]
+        words += [
+            "method.generator_steps=2",
+            "method.judge_steps=1",
+            "method.pairs_per_step=2",
+            "method.judge.max_tokens=3",
+        ]
         config: Any = compose(words).config.method
         return RubricArm(config, parts, policy_updates=2, max_steps=None)
 
