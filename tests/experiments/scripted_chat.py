@@ -114,7 +114,7 @@ class World:
 
 def parts(world: World, chat: Any, untrained: Any = None, seed: int = 0) -> Parts:
     w: Any = world
-    return Parts(w, untrained or w, w, w, w, w, Streams(0), seed, proposer=chat)
+    return Parts(w, untrained or w, w, w, w, w, Streams(0), seed=seed, proposer=chat)
 
 
 def method_config(name: str, *overrides: str) -> Any:

@@ -30,7 +30,8 @@ def test_each_item_is_a_rubric_of_its_own_and_holds_from_the_threshold_on():
     assert answers.holds[1].shape == (3, 0)
     assert answers.holds[2].tolist() == [[0], [0]]
     assert answers.scored.calls == 3 + 3 + 2
-    assert [len(i.rubric.criteria) for i in world.judged if i.rubric] == [1, 1, 1]
+    found = [[(c.text, c.weight) for c in i.rubric.criteria] for i in world.judged if i.rubric]
+    assert found == [[("clouds", 1.0)], [("sun", 1.0)], [("sun", 1.0)]]
 
 
 def test_a_missing_score_is_neither_yes_nor_no():

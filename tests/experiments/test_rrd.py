@@ -54,7 +54,9 @@ def test_a_weight_below_zero_becomes_zero():
     assert found[1:] == pytest.approx([0.25] * 4)
 
 
-@pytest.mark.parametrize("x", [np.ones((1, 3)), np.zeros((1, 3)), np.zeros((4, 3)), np.ones((4, 3))])
+@pytest.mark.parametrize(
+    "x", [np.array([[1.0, 0.0, 1.0]]), np.zeros((1, 3)), np.zeros((4, 3)), np.ones((4, 3))]
+)
 def test_whitened_weights_are_alike_where_nothing_tells_items_apart(x):
     """One answer: the identity. No item holds: 0.1001 I. All hold: the vector of ones is an eigenvector."""
     assert rrd_weights.whitened(x) == pytest.approx([1 / 3] * 3, abs=1e-12)
@@ -72,6 +74,8 @@ def test_missing_scores_count_as_no():
 def test_normalised():
     """(2, -1, 6): negatives are 0, the rest over 8."""
     assert rrd_weights.normalised(np.array([2.0, -1.0, 6.0])).tolist() == [0.25, 0.0, 0.75]
+    assert rrd_weights.normalised(np.array([0.125, 0.375])).tolist() == [0.25, 0.75]
+    assert rrd_weights.normalised(np.array([1e308, 1e308])).tolist() == [0.5, 0.5]
     for nothing in ([0.0, 0.0], [-1.0, -2.0], [np.nan, 1.0], [np.inf, 1.0]):
         assert rrd_weights.normalised(np.array(nothing)).tolist() == [0.5, 0.5]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +23,8 @@ from racelab.experiments.models.prompts.templates import RUBRIC_JSON
 from racelab.experiments.models.proposals import proposal_sampling
 from racelab.experiments.models.rubric import RubricSettings, parse_rubric
 from racelab.experiments.rng import derived_seed
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking.spool import read_spool
 from racelab.experiments.types import Prompt
 
 from .api_server import ApiServer
@@ -34,6 +39,7 @@ from .scripted_chat import (
     rubric_json,
     sample,
 )
+from .tiny_run import overrides, write_tiny_model
 
 GOOD = rubric_json(("Says why", 0.6), ("Is short", 0.4))
 
@@ -273,3 +279,35 @@ def test_over_a_real_client_and_a_server(name, make, tmp_path):
             measured, _, printed = calls(record, "external_calls")
             assert (measured >= printed) if run == 0 else (measured == 0)
             assert all(math.isfinite(r) for g in record.tables["groups"] for r in g["rewards"])
+
+
+_ONLY_RACE = ("method.pool", "method.phase", "method.routing", "method.entries")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompted-api", "prompted-policy", "rar", "rrd"])
+def test_through_the_command(name, tmp_path):
+    """A tiny model whose noise counts as a rubric. Six prompts, three a step: static rubrics are there by step 3."""
+    model, root = write_tiny_model(tmp_path / "model"), tmp_path / "runs"
+    words = [w for w in overrides(model, root) if not w.startswith(_ONLY_RACE)]
+    words += [f"method={name}", "run.max_steps=3", "api.cache=false", "--json"]
+    with ApiServer() as server:
+        env = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "none"}
+        command = [sys.executable, "-m", "racelab.cli.main", "train", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 0, done.stderr
+    (folder,) = [p for p in root.iterdir() if (p / "run.json").exists()]
+    steps: dict[int, dict[str, float]] = {1: {}, 2: {}, 3: {}}
+    ids = []
+    for record in read_spool(RunFolder.open(folder)):
+        if record["kind"] == "metrics" and record["step"] in steps:
+            steps[record["step"]] |= record["values"]
+        elif record["kind"] == "rows" and record["table"] == "static_rubrics":
+            ids += [row["prompt_id"] for row in record["rows"]]
+    assert [v["health/cost_mismatch"] for v in steps.values()] == [0, 0, 0]
+    assert all("train/reward/mean" in v for v in steps.values())
+    asked = sum(v["cost/calls/external_calls"] for v in steps.values()) if name != "prompted-policy" else 0
+    assert len(server.requests) == asked
+    if name != "rrd":
+        assert [v["cost/calls/rubric_gen"] for v in steps.values()] == [3, 3, 0]
+        assert len(set(ids)) == len(ids) == 6

@@ -28,12 +28,12 @@ def uniform(n: int) -> FloatArray:
 
 def normalised(raw_I: FloatArray) -> FloatArray:
     """max(raw, 0) over its sum [I]; all alike if nothing is above 0 or a value is not finite."""
-    raw_I = np.asarray(raw_I, dtype=np.float64)
-    positive_I = np.maximum(raw_I, 0.0)
-    total = float(positive_I.sum())
-    if not np.isfinite(raw_I).all() or not 0.0 < total < np.inf:
-        return uniform(len(raw_I))
-    return np.asarray(positive_I / total, dtype=np.float64)
+    positive_I = np.maximum(np.asarray(raw_I, dtype=np.float64), 0.0)
+    largest = positive_I.max(initial=0.0)
+    if not 0.0 < largest < np.inf:  # also NaN
+        return uniform(len(positive_I))
+    scaled_I = positive_I / largest  # keeps the sum of huge numbers finite
+    return np.asarray(scaled_I / scaled_I.sum(), dtype=np.float64)
 
 
 def whitened(holds_GI: FloatArray) -> FloatArray:
