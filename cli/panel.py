@@ -164,7 +164,7 @@ class Panel:
     def update(self, record: StepRecord) -> None:
         """Redraws with a step's values; its event, if any, is kept above the panel."""
         self._record = record
-        rewards = self._rubric_rewards if record.status.get("phase") == "rubric" else self._policy_rewards
+        rewards = self._policy_rewards if record.status.get("phase") == "policy" else self._rubric_rewards
         rewards.append(_reward(record.status))
         if record.status.get("event"):
             self.note(f"step {record.step}: {record.status['event']}")

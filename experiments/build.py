@@ -26,7 +26,7 @@ from racelab.experiments.models.judge import JudgeSettings, build_judge
 from racelab.experiments.models.judge_likelihood import Calibration, LikelihoodJudge, LikelihoodSettings
 from racelab.experiments.models.judge_prompted import DigitSettings
 from racelab.experiments.models.rubric import RubricSettings
-from racelab.experiments.needs import Needs, find_needs, json_settings
+from racelab.experiments.needs import Needs, find_needs, json_settings, torch_device
 from racelab.experiments.parts import Parts
 from racelab.experiments.ports import Judge, LanguageModel
 from racelab.experiments.rng import Streams, torch_generator
@@ -96,7 +96,7 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    device = _device(config.model.device)
+    device = torch_device(config.model.device)
     m = config.model
     policy = open_language_model(
         inputs.model,
@@ -221,14 +221,6 @@ def _room(config: Config, generator: Generator) -> int:
             "lower method.response.max_tokens and method.rubric.max_tokens"
         )
     return room
-
-
-def _device(device: str) -> str:
-    import torch
-
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def learner_settings(config: Config) -> Any:

@@ -14,6 +14,8 @@ from racelab.configs.schema import Config
 from racelab.experiments.data.pairs import load_pairs
 from racelab.experiments.data.sources import PromptData
 from racelab.experiments.errors import ConfigError
+from racelab.experiments.methods.baselines.rubric_arm import fitting_pairs
+from racelab.experiments.methods.baselines.scalar_rm import make_reward_model
 from racelab.experiments.models.api import ApiModel, ApiSettings, check
 from racelab.experiments.models.assets import cache_dir, resolve_model
 from racelab.experiments.models.chat import ChatModel, LocalChat
@@ -65,6 +67,15 @@ def json_settings(judge: schema.JsonJudgeConfig, seed: int) -> JsonSettings:
         thinking=judge.thinking,
         seed=derived_seed(seed, "judge") % 2**31,
     )
+
+
+def torch_device(device: str) -> str:
+    """`auto` takes a GPU where there is one."""
+    import torch
+
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def asks_api(config: Config) -> bool:
@@ -185,9 +196,41 @@ def _rlcer(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Pa
     return replace(parts, verifier=verifier), ()
 
 
+def _rubric_arm_parts(
+    parts: Parts, config: Config, needs: Needs, folder: Path
+) -> tuple[Parts, tuple[str, ...]]:
+    from racelab.experiments.backends.roles import RoleBackend
+
+    method = config.method
+    assert isinstance(method, schema.RubricArmConfig)
+    pairs, dropped = fitting_pairs(needs.pairs, parts.generator)
+    lines = (f"{dropped} pairs dropped: no room for a rubric",) if dropped else ()
+    return replace(parts, pairs=pairs, backend=RoleBackend(parts.backend, method.roles)), lines
+
+
+def _scalar_rm_parts(
+    parts: Parts, config: Config, needs: Needs, folder: Path
+) -> tuple[Parts, tuple[str, ...]]:
+    method, m = config.method, config.model
+    assert isinstance(method, schema.ScalarRmConfig)
+    model, lines = make_reward_model(
+        method,
+        m,
+        found=needs.reward_model,
+        base=resolve_model(m.source, sha256=m.sha256, revision=m.revision),
+        pairs=needs.pairs,
+        folder=folder / "reward_model",
+        seed=config.run.seed,
+        device=torch_device(m.device),
+    )
+    return replace(parts, reward_model=model), lines
+
+
 _MAKERS: dict[type, Callable[..., tuple[Parts, tuple[str, ...]]]] = {
     schema.PromptedConfig: _static,
     schema.RarConfig: _static,
     schema.RrdConfig: _static,
     schema.RlcerConfig: _rlcer,
+    schema.RubricArmConfig: _rubric_arm_parts,
+    schema.ScalarRmConfig: _scalar_rm_parts,
 }

@@ -67,6 +67,10 @@ TABLES: Final[Mapping[str, Columns]] = {
              "completeness"), "bool",
         ), "text": "str",
     },
+    "verdicts": {
+        **_AT, "group": "int", "idx": "int", "role": "str", "prompt_id": "str", "preferred": "str",
+        "winner": "str", "reward": "float",
+    },
     "eval_examples": {
         **_AT, "checkpoint": "int", "policy_step": "int", "suite": "str", "benchmark": "str",
         "domain": "str", "judge": "str", "example_id": "str", "score": "float",
