@@ -27,17 +27,16 @@ def near_keys(
 ) -> list[str]:
     """Dotted keys that `key` may stand for, best first.
 
-    A bare or partial key is looked up by its tail (`q_target` -> `method.trqc.q_target`), of each top section only the
-    keys that lie least deep, and none but the `prefer`red ones if any is (the keys of the method in force); then whole
-    keys that look alike; then keys whose last part looks alike.
+    A bare or partial key is looked up by its tail (`q_target` -> `method.trqc.q_target`, see `by_tail`; `prefer` names
+    the keys of the method in force); then whole keys that look alike; then keys whose last part looks alike.
 
     Example:
         >>> near_keys("trqc.q_target", ["method.trqc.q_target", "run.seed"])
         ['method.trqc.q_target']
     """
-    tails = [name for name in known if name == key or name.endswith(f".{key}")]
+    tails = by_tail(key, known, prefer)
     if tails:
-        return _least_deep([name for name in tails if name in prefer] or tails)[:at_most]
+        return tails[:at_most]
     last = key.rpartition(".")[2]
     same_last = [name for name in known if name.rpartition(".")[2] == last]
     same_last.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
@@ -48,13 +47,19 @@ def near_keys(
     return list(ordered)[:at_most]
 
 
-def _least_deep(keys: Sequence[str]) -> list[str]:
-    """Without the keys that lie deeper than another of their top section: copies of a setting for a special case."""
+def by_tail(key: str, known: Iterable[str], prefer: Collection[str] = ()) -> list[str]:
+    """The dotted keys that are `key` or end with it, in their order.
+
+    Of each top section only those that lie least deep (the others are copies for a special case), and none but the
+    `prefer`red ones if any is.
+    """
+    tails = [name for name in known if name == key or name.endswith(f".{key}")]
+    tails = [name for name in tails if name in prefer] or tails
     least: dict[str, int] = {}
-    for key in keys:
-        top = key.partition(".")[0]
-        least[top] = min(least.get(top, key.count(".")), key.count("."))
-    return [key for key in keys if key.count(".") == least[key.partition(".")[0]]]
+    for name in tails:
+        top, depth = name.partition(".")[0], name.count(".")
+        least[top] = min(least.get(top, depth), depth)
+    return [name for name in tails if name.count(".") == least[name.partition(".")[0]]]
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -1,11 +1,11 @@
 """Mutation testing of the maths: changes one operator or number at a time and expects a test to fail.
 
-Run: python tests/mutation.py [--jobs 2] [file ...]     (from the repository root; about three minutes)
+Run: python tests/mutation.py [--jobs 2] [file ...]     (from the repository root; about ten minutes)
 
-Each mutant lives in a forked child that already holds numpy, pytest and hypothesis; the mutated module is put
+Each mutant lives in a forked child that already holds numpy, torch, pytest and hypothesis; the mutated module is put
 in place of the file by an import hook, so nothing on disk changes. The file's own tests run first, the
 invariants only if those let the mutant live. Exit status 1 if a mutant survives that `EQUIVALENT` does not
-explain.
+explain, or if a file's tests fail without any mutant.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ TARGETS = {
     METHODS + "race/phase.py": TESTS + "test_phase.py",
     METHODS + "race/rubric_reward.py": TESTS + "test_rubric_reward.py",
     METHODS + "race/controllers.py": TESTS + "test_controllers.py",
+    METHODS + "ledger.py": TESTS + "test_ledger.py",
+    METHODS + "baselines/evolm_reward.py": TESTS + "test_evolm.py",
+    METHODS + "baselines/rlcer_reward.py": TESTS + "test_rlcer.py",
+    METHODS + "baselines/rubric_arm_reward.py": TESTS + "test_rubric_arm.py",
+    METHODS + "baselines/rrd_weights.py": TESTS + "test_rrd.py",
 }
 _ANY_ROUNDING = "one decimal more or less still lies between the grid of the scores and their binary error"
 _SAME_LENGTH = "the lengths were made equal a few lines above, `strict` can never act"
@@ -128,6 +133,11 @@ class _Swap(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
+def unchanged(path: str) -> Mutant:
+    """The file as it is; if its tests fail on that, they would seem to kill every mutant."""
+    return Mutant(path, 0, "unchanged", compile((ROOT / path).read_text(), str(ROOT / path), "exec"))
+
+
 def mutants(path: str) -> Iterator[Mutant]:
     """All mutants of a file. One tree is changed, compiled and changed back."""
     source = (ROOT / path).read_text()
@@ -217,9 +227,16 @@ def main() -> int:
     import hypothesis  # noqa: F401 - loaded here so that every child has it
     import numpy as np  # noqa: F401
     import pytest  # noqa: F401
+    import torch  # noqa: F401
 
     unexplained = 0
     for path in args.files:
+        if not run([unchanged(path)], 1):
+            print(
+                f"{path}: its tests fail as it is, or run into {TIMEOUT_S:.0f} s; mend them first", flush=True
+            )
+            unexplained += 1
+            continue
         todo = list(mutants(path))
         alive = run(todo, args.jobs)
         for mutant in alive:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from racelab.configs.suggest import did_you_mean, near, near_keys
+from racelab.configs.suggest import by_tail, did_you_mean, near, near_keys
 
 KEYS = ["method.trqc.q_target", "method.phase.policy_target", "run.seed", "data.seed", "method.pool.min_pool"]
 
@@ -51,7 +51,7 @@ def test_copies_of_a_key_that_lie_deeper_and_keys_of_other_methods_stand_back() 
         "a.b.fixed",
     ]
     assert near_keys("q_target", known) == ["method.trqc.q_target"]
-    assert near_keys("fixed", known) == ["method.fixed", "a.b.fixed"]
+    assert near_keys("fixed", known) == by_tail("fixed", known) == ["method.fixed", "a.b.fixed"]
     assert near_keys("fixed", known, prefer={"method.phase.fixed"}) == ["method.phase.fixed"]
 
 
