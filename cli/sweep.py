@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from racelab.cli.console import number, print_json, print_table, say, seconds
+from racelab.cli.console import number, on_terminal, print_json, print_table, say, seconds
 from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
@@ -227,37 +228,58 @@ def _as_json(result: Result) -> dict[str, Any]:
     }
 
 
-_COLUMNS = (
-    ("reward", "reward"),
-    ("gain", "reward_gain"),
-    ("success", "success"),
-    ("gain ", "success_gain"),
-    ("quarantined", "quarantine_rate"),
-    ("collapsed", "collapse_rate"),
-    ("policy phase", "policy_phase_len"),
-    ("rubric phase", "rubric_phase_len"),
-)
-"""Heading -> number of a cell's row."""
-_COUNTS = (("phases", "n_phases"), ("policy", "policy_updates"), ("rubric", "rubric_updates"))
+Column = tuple[str, Callable[[Row], str]]
 
 
 def print_cells(rows: Sequence[Row]) -> None:
-    """The table of a sweep's cells on stdout. Columns that no cell has are left out."""
-    wanted = [(head, name, 0) for head, name in _COUNTS] + [(head, name, 3) for head, name in _COLUMNS]
-    shown = [
-        (head, name, digits)
-        for head, name, digits in wanted
-        if any(row.get(name) is not None for row in rows)
+    """The table of a sweep's cells on stdout.
+
+    A column that no cell has is left out, and on a terminal the last ones, if it is too narrow.
+    """
+    columns = [
+        (head, [cell(row) for row in rows])
+        for head, cell in _COLUMNS
+        if head in _ALWAYS or any(cell(row).strip("-/+ ") for row in rows)
     ]
-    table = [
-        [
-            str(row["label"]),
-            str(row["seed"]),
-            str(row["status"]),
-            seconds(row.get("wall_s")),
-            *(number(row.get(name), digits) for _, name, digits in shown),
-        ]
-        for row in rows
-    ]
-    heads = ["cell", "seed", "status", "took", *(head for head, _, _ in shown)]
+    room = shutil.get_terminal_size().columns if on_terminal() else None
+    shown = _fitting(columns, room)
+    heads = [head for head, _ in shown]
+    table = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
     print_table(heads, table, right=[head for head in heads if head not in ("cell", "status")])
+    if len(shown) < len(columns):
+        say(f"columns that do not fit: {', '.join(head for head, _ in columns[len(shown) :])}")
+
+
+def _fitting(columns: list[tuple[str, list[str]]], room: int | None) -> list[tuple[str, list[str]]]:
+    """The first columns whose boxed table is at most `room` wide; all of them for None."""
+    widths = [3 + max(map(len, [head, *cells])) for head, cells in columns]
+    while room is not None and len(widths) > len(_ALWAYS) and sum(widths) + 1 > room:
+        widths.pop()
+    return columns[: len(widths)]
+
+
+def _pair(row: Row, name: str) -> str:
+    """A value after training and what it gained: `0.375 +0.125`."""
+    gain = row.get(f"{name}_gain")
+    value = number(row.get(name))
+    return value if gain is None else f"{value} {float(gain):+.3f}"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("cell", lambda row: str(row["label"])),
+    ("seed", lambda row: str(row["seed"])),
+    ("status", lambda row: str(row["status"])),
+    ("took", lambda row: seconds(row.get("wall_s"))),
+    ("updates", lambda row: f"{number(row.get('policy_updates'), 0)}+{number(row.get('rubric_updates'), 0)}"),
+    ("reward", lambda row: _pair(row, "reward")),
+    ("success", lambda row: _pair(row, "success")),
+    ("phases", lambda row: number(row.get("n_phases"), 0)),
+    ("quarantined", lambda row: number(row.get("quarantine_rate"))),
+    ("collapsed", lambda row: number(row.get("collapse_rate"))),
+    (
+        "phase length",
+        lambda row: f"{number(row.get('policy_phase_len'), 1)}/{number(row.get('rubric_phase_len'), 1)}",
+    ),
+)
+"""Heading -> the text of a cell's row: updates and phase lengths are policy and rubric."""
+_ALWAYS = ("cell", "seed", "status", "took")

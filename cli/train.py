@@ -68,7 +68,7 @@ def _train_seeds(
 
     given = parse_seeds(seeds)
     config = compose(overrides, config_dirs).config
-    words = [config.method.name, getattr(config.method, "variant", ""), config.preset]
+    words = [config.method.name, config.method.variant_name, config.preset]
     name = config.run.name or "-".join(word for word in words if word)
     options = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output)
     command = ["train", *options.words(seeds), *overrides]
@@ -111,7 +111,7 @@ def _dry_run(composed: Composed, json_output: bool) -> int:
     row = {
         "preset": c.preset,
         "method": c.method.name,
-        "variant": getattr(c.method, "variant", ""),
+        "variant": c.method.variant_name,
         "seed": c.run.seed,
         "backend": c.backend.name,
         "nodes": c.backend.nodes,

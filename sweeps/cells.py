@@ -162,7 +162,7 @@ def _facts(config: Config) -> dict[str, Any]:
         "kind": "train",
         "paper": "race",
         "method": config.method.name,
-        "variant": getattr(config.method, "variant", ""),
+        "variant": config.method.variant_name,
         "preset": config.preset,
         "seed": config.run.seed,
         "policy_updates": config.run.policy_updates,

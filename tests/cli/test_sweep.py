@@ -234,6 +234,37 @@ def test_on_a_terminal_one_table_that_shows_what_runs_first(states: list[CellSta
     assert "6 cells are not shown" in text
 
 
+ROW = {
+    "label": "full", "seed": 0, "status": "finished", "wall_s": 65.0, "policy_updates": 8.0, "rubric_updates": 3.0,
+    "reward": 0.375, "reward_gain": 0.125, "n_phases": 4.0, "policy_phase_len": 3.5, "quarantine_rate": None,
+}  # fmt: skip
+
+
+def test_the_table_of_cells_leaves_out_what_none_has(capsys: pytest.CaptureFixture[str]) -> None:
+    from racelab.cli.sweep import print_cells
+
+    print_cells([ROW, {"label": "static", "seed": 1, "status": "new"}])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["cell", "seed", "status", "took", "updates", "reward", "phases", "phase", "length"],
+        ["full", "0", "finished", "1m05s", "8+3", "0.375", "+0.125", "4", "3.5/-"],
+        ["static", "1", "new", "-", "-+-", "-", "-", "-/-"],
+    ]
+
+
+def test_a_narrow_terminal_gets_the_first_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxed widths: full 4+3, seed 4+3, finished 8+3, 1m05s 5+3, updates 7+3, 0.375 +0.125 12+3, and 1: 59."""
+    from racelab.cli import sweep
+
+    monkeypatch.setattr(sweep, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "59")
+    sweep.print_cells([ROW])
+    said = capsys.readouterr()
+    assert said.out.split()[:6] == ["cell", "seed", "status", "took", "updates", "reward"]
+    assert "columns that do not fit: phases, phase length" in said.err
+
+
 def test_show_and_runs_know_a_sweep_without_training(tmp_path: Path, call: Callable[..., Any]) -> None:
     from racelab.sweeps.run import _open_sweep, make_plan
 

@@ -199,6 +199,7 @@ def test_started_again_only_the_failed_cell_runs_in_the_same_folders_and_the_sam
     assert (third.status, len(children.started), len(third.folder.attempts())) == ("finished", 5, 2)
 
 
+@pytest.mark.slow
 def test_a_store_that_was_away_gets_one_parent_whichever_run_comes_first(
     tmp_path: Path, cells: list[Cell], children: Children
 ) -> None:
