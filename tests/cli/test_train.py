@@ -246,7 +246,7 @@ def test_sigkill_after_the_last_view_was_written_leaves_it_once(
     finished: RunFolder, model: Path, tmp_path: Path
 ):
     def view_is_there() -> bool:
-        return any(b'"checkpoint":"trained"' in p.read_bytes() for p in tmp_path.glob("*/spool/*.jsonl"))
+        return any(b'"model":"trained"' in p.read_bytes() for p in tmp_path.glob("*/spool/*.jsonl"))
 
     same(kill_and_resume(overrides(model, tmp_path), tmp_path, view_is_there), finished)
 

@@ -56,6 +56,8 @@ def overrides(model: Path, root: Path, **more: object) -> list[str]:
         "validation.samples": 2,
         "validation.temperatures": "[1.0,0.5]",
         "judge.calibration_prompts": 4,
+        "probe.prompts": 5,
+        "probe.group_size": 2,
         "checkpoint.every": 4,
         "tracking": "none",
         **more,
