@@ -89,6 +89,8 @@ PROMISED = [
     "tables/rubric_groups.parquet",
     "tables/val_examples.parquet",
     "tables/rubric_probe.parquet",
+    "tables/probe_groups.parquet",
+    "tables/rubric_probe.parquet",
 ]
 
 
