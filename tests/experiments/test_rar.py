@@ -141,6 +141,7 @@ def test_predefined_asks_nobody_for_a_rubric():
     assert record.tables["groups"][0]["rewards"] == [0, 0.25, 0.5, 0.75]
     assert calls(record, "judge_eval") == (2 * 4 * G, 2 * 4 * G, 2 * 4 * G)
     assert calls(record, "rubric_gen") == (0, 0, 0)
+    assert "cost/calls/external_calls" not in record.metrics
     assert record.metrics["health/cost_mismatch"] == 0
     assert m.load(json.loads(json.dumps(state.state()))) == state
 
@@ -166,6 +167,14 @@ def test_what_cannot_be_read_is_asked_again_with_another_draw():
     state, record = m.step(state)
     assert [r.draw for batch in chat.batches[3:] for r in batch] == [3, 4, 5]
     assert (dict(state.drawn), calls(record, "rubric_gen")) == ({"p1": 6}, (3, 3, 2))
+
+
+def test_items_of_a_rubric_that_is_not_there_cost_no_judge_call():
+    m = method(World(lambda texts, i: 1.0), ScriptedChat(lambda r: None), "method.aggregation=explicit")
+    _, record = m.step(m.start())
+    assert record.tables["groups"][0]["rewards"] == [None] * G
+    assert calls(record, "judge_eval") == (0, 0, 0)
+    assert record.metrics["health/cost_mismatch"] == 0
 
 
 def test_a_judge_that_is_away_gives_no_reward():
