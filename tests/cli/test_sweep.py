@@ -187,8 +187,9 @@ def test_a_thousand_cells_are_listed_in_seconds(tmp_path: Path) -> None:
 
 @pytest.fixture
 def states(tmp_path: Path) -> list[CellState]:
+    """Twelve cells whose folders nobody has made yet."""
     cells = make_cells([Spec("a", seed, ()) for seed in range(12)])
-    return [CellState(cell, open_cell(tmp_path, cell, cell.cell_id, "s")) for cell in cells]
+    return [CellState(cell, RunFolder(tmp_path / cell.cell_id, cell.cell_id)) for cell in cells]
 
 
 def test_off_a_terminal_a_line_for_each_start_and_end(
