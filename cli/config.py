@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from racelab.cli.console import console, on_terminal, print_json, print_table, say
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.keys import CONFIG_DIR, groups, leaf_keys
-from racelab.configs.suggest import did_you_mean, near, near_keys
+from racelab.configs.suggest import by_tail, did_you_mean, near, near_keys
 from racelab.experiments.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _show_sources(composed: Composed, json_output: bool) -> None:
 
 def _explain(composed: Composed, wanted: str, json_output: bool) -> None:
     values = flat(composed.config.model_dump(mode="json"))
-    matches = [key for key in values if key == wanted or key.endswith(f".{wanted}")]
+    matches = by_tail(wanted, values)
     if len(matches) != 1:
         names = matches or near_keys(wanted, leaf_keys())
         raise ConfigError(

@@ -89,12 +89,16 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Compo
     dirs = _user_dirs(config_dirs)
     known = groups(dirs)
     words = [_parse_word(text) for text in overrides]
-    for word in words:
-        _check_word(word, known, dirs)
-    _check_place()
     chosen = [(w.key, w.value.strip("'\"")) for w in words if w.key in known and not w.value.startswith("{")]
+    for word in words:
+        _check_word(word, known, dirs, chosen)
+    _check_place()
     check_user_files(chosen, dirs)
-    raw, choices = _hydra_compose(words, known, dirs, _by_method(chosen, dirs))
+    _check_variant(chosen, dirs)
+    by_method = _by_method(chosen, dirs)
+    raw, choices = _hydra_compose(words, known, dirs, by_method)
+    if by_method != (again := _by_method(list(choices.items()), dirs)):  # a preset chose the method
+        raw, choices = _hydra_compose(words, known, dirs, again)
     config = _validate(raw, choices, words, dirs)
     text = to_yaml(config)
     return Composed(config, text, list(overrides), _sha256(text), choices, dirs)
@@ -201,7 +205,9 @@ def _refuse_sign(text: str, sign: str, key: str, rest: str | None) -> None:
     raise ConfigError(f"{text}: keys cannot be added, the schema is fixed; write {plain} without {sign!r}")
 
 
-def _check_word(word: _Word, known: Mapping[str, list[str]], dirs: Sequence[Path]) -> None:
+def _check_word(
+    word: _Word, known: Mapping[str, list[str]], dirs: Sequence[Path], chosen: Sequence[tuple[str, str]]
+) -> None:
     """Refuses what cannot be meant, before Hydra is loaded."""
     key = word.key
     bare = word.value.strip("'\"")
@@ -226,13 +232,27 @@ def _check_word(word: _Word, known: Mapping[str, list[str]], dirs: Sequence[Path
         raise ConfigError(f"{word.text}: {key} is a block of keys; set one of them, e.g. {inside[0]}=VALUE")
     if key == "hydra" or key.startswith("hydra."):
         raise ConfigError(f"{word.text}: racelab takes none of Hydra's own settings; remove the word")
-    found = near_keys(key, [*known, *leaf_keys()])
+    from racelab.configs.messages import keys_in_force
+    from racelab.configs.sources import default_choices
+
+    in_force = keys_in_force({**default_choices(), **dict(chosen)}, dirs)
+    found = near_keys(key, [*known, *leaf_keys()], prefer=in_force)
     names = [f"{name}={bare}" if bare in known.get(name, []) else name for name in found]
     hint = did_you_mean(names) or "; `racelab config show` lists every key"
     raise ConfigError(f"{word.text}: no such key{hint}")
 
 
-def _by_method(chosen: Sequence[tuple[str, str]], dirs: Sequence[Path]) -> list[str]:
+def _check_variant(chosen: Sequence[tuple[str, str]], dirs: Sequence[Path]) -> None:
+    """An ablation of one method says nothing about another; Hydra would complain of every key."""
+    from racelab.configs.messages import misplaced_variant
+    from racelab.configs.sources import default_choices
+
+    problem = misplaced_variant({**default_choices(), **dict(chosen)}, dirs)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def _by_method(chosen: Sequence[tuple[str, str | None]], dirs: Sequence[Path]) -> list[str]:
     """The choices that preset and method bring with them: `embedded=evolm` for preset=embedded method=evolm.
 
     Hydra cannot follow the choice of one group inside an option of another, so it is done here.

@@ -105,7 +105,10 @@ def _with_parents(file: Path, group: str, roots: Sequence[Path], seen: set[Path]
     if file in seen:
         return []
     seen.add(file)
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        content = None  # the merge will name the line
     entries = content.get("defaults", []) if isinstance(content, dict) else []
     ordered: list[tuple[Path, str]] = []
     after_self: list[tuple[Path, str]] = []

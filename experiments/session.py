@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from racelab.configs.schema import Config
@@ -316,12 +317,22 @@ class Session:
 
 
 def new_run(
-    config: Config, *, root: Path, composed_yaml: str, overrides: list[str], command: str
+    config: Config,
+    *,
+    root: Path,
+    composed_yaml: str,
+    overrides: list[str],
+    command: str,
+    name: str = "",
+    run_id: str | None = None,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> RunFolder:
-    """The folder of a new run, `run.json` first."""
+    """The folder of a new run, `run.json` first; a cell of a sweep brings its name, id and further facts."""
     m = config.method
-    name = config.run.name or "-".join(
-        filter(None, (m.name, m.variant_name, config.preset, f"s{config.run.seed}"))
+    name = (
+        name
+        or config.run.name
+        or "-".join(filter(None, (m.name, m.variant_name, config.preset, f"s{config.run.seed}")))
     )
     info = {
         "kind": "train",
@@ -334,7 +345,14 @@ def new_run(
         "command": command,
         "cwd": str(Path.cwd()),
     }
-    return RunFolder.create(root, name, composed_yaml=composed_yaml, overrides=overrides, info=info)
+    return RunFolder.create(
+        root,
+        name,
+        composed_yaml=composed_yaml,
+        overrides=overrides,
+        info=info | dict(more),
+        run_id=run_id,
+    )
 
 
 def prepare(config: Config, root: Path) -> Inputs:

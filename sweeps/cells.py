@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from racelab.configs.compose import to_yaml
 from racelab.configs.schema import Config
@@ -145,26 +145,15 @@ def open_cell(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
 
 
 def _create(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
-    command = shlex.join(["racelab", "train", *cell.overrides])
-    return RunFolder.create(
-        root,
-        cell.config.run.name or f"{slug(cell.label)}-s{cell.seed}",
+    from racelab.experiments.session import new_run
+
+    return new_run(
+        cell.config,
+        root=root,
         composed_yaml=to_yaml(cell.config),
-        overrides=cell.overrides,
-        info=_facts(cell.config) | {"command": command, "sweep": sweep, "label": cell.label},
+        overrides=list(cell.overrides),
+        command=shlex.join(["racelab", "train", *cell.overrides]),
+        name=cell.config.run.name or f"{slug(cell.label)}-s{cell.seed}",
         run_id=run_id,
+        more={"sweep": sweep, "label": cell.label},
     )
-
-
-def _facts(config: Config) -> dict[str, Any]:
-    """What `run.json` says of a training run."""
-    return {
-        "kind": "train",
-        "paper": "race",
-        "method": config.method.name,
-        "variant": config.method.variant_name,
-        "preset": config.preset,
-        "seed": config.run.seed,
-        "policy_updates": config.run.policy_updates,
-        "cwd": str(Path.cwd()),
-    }

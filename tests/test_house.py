@@ -38,6 +38,11 @@ MATHS = (
     "experiments/methods/race/phase.py",
     "experiments/methods/race/rubric_reward.py",
     "experiments/methods/race/controllers.py",
+    "experiments/methods/ledger.py",
+    "experiments/methods/baselines/evolm_reward.py",
+    "experiments/methods/baselines/rlcer_reward.py",
+    "experiments/methods/baselines/rubric_arm_reward.py",
+    "experiments/methods/baselines/rrd_weights.py",
 )
 MATHS_MAY_IMPORT = re.compile(r"numpy(\.|$)|racelab\.experiments\.(types|errors|methods)(\.|$)")
 

@@ -67,6 +67,12 @@ TABLES: Final[Mapping[str, Columns]] = {
              "completeness"), "bool",
         ), "text": "str",
     },
+    "static_rubrics": {
+        **_AT, "prompt_id": "str", "text": "str", "n_criteria": "int", "source": "str", "tries": "int",
+    },
+    "rrd_rounds": {
+        **_AT, "prompt_id": "str", "round": "int", "items": "int", "added": "int", "rejected": "int",
+    },
     "verdicts": {
         **_AT, "group": "int", "idx": "int", "role": "str", "prompt_id": "str", "preferred": "str",
         "winner": "str", "reward": "float",

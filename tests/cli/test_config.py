@@ -30,10 +30,10 @@ def test_show_source_names_file_and_line_or_the_command_line(call: Call) -> None
     rows = {row["key"]: row for row in call("config", "show", "run.seed=4", "--source", "--json").json()}
     assert rows["run.seed"] == {"key": "run.seed", "value": 4, "source": "command line"}
     place, _, line = rows["method.trqc.q_target"]["source"].rpartition(":")
-    assert place == "configs/preset/embedded.yaml"
+    assert place == "configs/embedded/race.yaml"
     text = (Path(__file__).parents[2] / place).read_text(encoding="utf-8").splitlines()
     assert text[int(line) - 1].strip().startswith("q_target:")
-    assert "configs/preset/embedded.yaml" in call("config", "show", "--source").out
+    assert "configs/embedded/race.yaml" in call("config", "show", "--source").out
 
 
 def test_explain_gives_the_chain_with_the_comments(call: Call) -> None:
@@ -50,7 +50,7 @@ def test_explain_gives_the_chain_with_the_comments(call: Call) -> None:
 @pytest.mark.parametrize(
     ("key", "part"),
     [
-        ("max_tokens", "method.response.max_tokens or method.rubric.max_tokens"),
+        ("max_tokens", "method.response.max_tokens, method.rubric.max_tokens or api.max_tokens"),
         ("q_tagret", "method.trqc.q_target"),
     ],
 )
