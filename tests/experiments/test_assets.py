@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -250,19 +252,24 @@ def test_other_gguf_kinds_are_refused(tmp_path: Path, change: dict[str, object])
         assets.convert_gguf(tmp_path / "m.gguf", tmp_path)
 
 
-def _convert(args: tuple[str, str]) -> str:
-    import os
-
-    os.environ["RACELAB_CACHE"] = args[0]
-    return str(assets._converted("tiny", Path(args[1]), "ab" * 32))
+CONVERT = """
+import sys
+from pathlib import Path
+from racelab.experiments.models import assets
+print(assets._converted("tiny", Path(sys.argv[1]), "ab" * 32))
+"""
 
 
 @needs_models
 def test_concurrent_processes_convert_once(tmp_path: Path, cache: Path) -> None:
     tiny_gguf(tmp_path / "m.gguf")
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = pool.map(_convert, [(str(cache), str(tmp_path / "m.gguf"))] * 2, chunksize=1)
+    words = [sys.executable, "-c", CONVERT, str(tmp_path / "m.gguf")]
+    environment = {**os.environ, "RACELAB_CACHE": str(cache)}
+    children = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    found = [child.communicate(timeout=120)[0].strip() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
     assert len(set(found)) == 1
+    assert Path(found[0]).is_dir()
     names = sorted(p.name for p in (cache / "models").iterdir())
     assert names == ["tiny-abababababab-v1", "tiny-abababababab-v1.lock"]
 
