@@ -206,7 +206,7 @@ def baseline(
 
 @app.command()
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A grid: YAML with name, base, axes, seeds.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A grid (YAML with name, base, axes, seeds), or the name of one that ships.")],
     overrides: Overrides = None,
     seeds: Seeds = None,
     jobs: Jobs = 1,

@@ -14,6 +14,7 @@ from racelab.cli.console import number, on_terminal, print_json, print_table, sa
 from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
+from racelab.configs.keys import CONFIG_DIR
 from racelab.experiments.errors import ConfigError, RacelabError
 from racelab.sweeps.cells import Cell, Spec, make_cells
 from racelab.sweeps.grid import read_grid
@@ -66,8 +67,14 @@ def sweep(
     """Runs the grid in `file`."""
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
     given = parse_seeds(seeds)
-    grid = read_grid(file, overrides, given, config_dirs)
+    grid = read_grid(_shipped(file), overrides, given, config_dirs)
     return run_cells(grid.name, ["sweep", str(file), *options.words(seeds), *overrides], grid.specs, options)
+
+
+def _shipped(file: Path) -> Path:
+    """The grid itself, or the one of that name that ships with racelab."""
+    own = CONFIG_DIR / "sweep" / f"{file}.yaml"
+    return own if not file.exists() and file.name == str(file) and own.is_file() else file
 
 
 def seeded(label: str, words: Sequence[str], seeds: Sequence[int] | None) -> list[Spec]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from racelab.cli.sweep_view import LiveTable, PlainLines
+from racelab.configs.keys import CONFIG_DIR
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.cells import Spec, make_cells, open_cell
 from racelab.sweeps.launch import CellState
@@ -283,3 +284,14 @@ def test_show_and_runs_know_a_sweep_without_training(tmp_path: Path, call: Calla
     refused = call("train", "--resume", sweep.run_id)
     assert refused.code == 2
     assert "is a sweep; go on with: racelab sweep tiny.yaml" in refused.err
+
+
+def test_a_grid_that_ships_is_named_without_its_path(tmp_path: Path, call: Callable[..., Any]) -> None:
+    words = (f"run.root={tmp_path}", "--dry-run", "--json")
+    by_name = call("sweep", "quarantine-target", *words).json()
+    by_path = call("sweep", str(CONFIG_DIR / "sweep" / "quarantine-target.yaml"), *words).json()
+    assert by_name == by_path
+    assert len(by_name) == 12
+    missing = call("sweep", "quarantine-targets", "--dry-run")
+    assert missing.code == 2
+    assert "quarantine-targets" in missing.err
