@@ -263,7 +263,8 @@ def _saturated(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, i
 def _costs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Model calls of the whole run by kind: made, as they follow from the steps, as the papers' formulas have them.
 
-    `saved` is printed less measured (below 0: more calls than printed), None where no formula is printed.
+    `saved` is printed less measured over the steps that have a printed formula (below 0: more calls than printed), None
+    where none has. Rubric-ARM's first stage has none, so its calls are in `measured` alone.
     """
     calls: dict[str, dict[str, int | None]] = {}
     for kind in KINDS:
@@ -271,12 +272,13 @@ def _costs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         if not _values(metrics, name):
             continue
         measured, expected = int(_total(metrics, name)), int(_total(metrics, f"{name}_expected"))
-        printed = int(_total(metrics, f"{name}_printed")) if _values(metrics, f"{name}_printed") else None
+        covered = [m for m in metrics if f"{name}_printed" in m]
+        printed = int(_total(covered, f"{name}_printed")) if covered else None
         calls[kind] = {
             "measured": measured,
             "expected": expected,
             "printed": printed,
-            "saved": None if printed is None else printed - measured,
+            "saved": None if printed is None else printed - int(_total(covered, name)),
         }
     return {
         "calls": calls,

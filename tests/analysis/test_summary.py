@@ -234,7 +234,9 @@ def test_a_method_without_thresholds_rubrics_and_pool_has_a_summary(
     write_json_atomic(run.path / "setup.json", {"train_ids": ["a", "b", "c", "d"]})
     tracker = SpoolTracker(run, run.begin_attempt(), ship=False)
     for step, kind in enumerate((1.0, 1.0, 0.0), 1):
-        tracker.metrics(step, {"train/clock/phase_kind": kind})
+        calls = {"cost/calls/judge_eval": 10.0 * step, "cost/calls/judge_eval_expected": 10.0 * step}
+        printed_too = {"cost/calls/judge_eval_printed": 32.0} if kind == 0.0 else {}
+        tracker.metrics(step, {"train/clock/phase_kind": kind, **calls, **printed_too})
     tracker.rows(
         "phases",
         [
@@ -249,7 +251,9 @@ def test_a_method_without_thresholds_rubrics_and_pool_has_a_summary(
     assert found["steps"] == {"policy": 1, "rubric": 2}
     assert [p["kind"] for p in found["phases"]] == ["generator", "judge", "policy"]
     assert (found["rubric_updates"]["entries"], found["rubric_updates"]["positive_margin_frac"]) == (0, None)
-    assert (found["probe"], found["costs"]["calls"]) == ({"checkpoints": [], "texts": []}, {})
+    assert found["probe"] == {"checkpoints": [], "texts": []}
+    # 10 + 20 + 30 calls; only the last step has a formula: 32 - 30 saved
+    assert found["costs"]["calls"]["judge_eval"] == {"measured": 60, "expected": 60, "printed": 32, "saved": 2}
     text = printed(found, capsys)
     assert "generator 1 (fixed), judge 1 (fixed), policy 1 (fixed)" in text
     assert "Rubric probe" not in text
