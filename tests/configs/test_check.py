@@ -105,7 +105,7 @@ STILL = "method.trqc.eta_tau=0"  # a run of one or two steps cannot move tau_tie
 
 
 def baseline(method: str, *overrides: str) -> list[str]:
-    return ["preset=embedded", f"method={method}", *overrides]
+    return ["preset=embedded", "run.policy_updates=32", f"method={method}", *overrides]
 
 
 BASELINE_CASES: list[tuple[str, list[str], str]] = [
