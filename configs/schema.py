@@ -324,6 +324,9 @@ class ValidateConfig(Section):
 
     samples: int = Field(ge=1, description="Samples per held-out prompt.")
     temperatures: tuple[Positive, ...] = Field(min_length=1, description="First: the training temperature.")
+    rubric_temperature: Positive = Field(
+        description="At which the untrained model writes the fixed rubrics of the held-out prompts."
+    )
     every: int = Field(ge=0, description="Also validate every n policy steps; 0: only before and after.")
     bootstrap: Count
     judge_report: bool = Field(description="AUC and attack scores of the judge in the summary.")

@@ -32,6 +32,7 @@ from racelab.experiments.ports import Judge, LanguageModel
 from racelab.experiments.rng import Streams, torch_generator
 from racelab.experiments.tracking.mlflow_store import tracking_uri
 from racelab.experiments.types import JudgeItem, Prompt
+from racelab.experiments.validation import at_temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,12 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
     return parts, prompts, lines
 
 
+def ruler(parts: Parts, config: Config) -> Generator:
+    """The untrained model as all methods are measured by it: no key of a method changes how it samples."""
+    v = config.validation
+    return at_temperature(parts.untrained, v.temperatures[0], v.rubric_temperature)
+
+
 def calibrated(parts: Parts, config: Config, prompts: PromptData, known: Mapping[str, Any] | None) -> Judge:
     """The judge, with the scales that it needs: from `known` (a resumed run) or from base samples."""
     judge = parts.judge
@@ -157,7 +164,7 @@ def calibrated(parts: Parts, config: Config, prompts: PromptData, known: Mapping
         return judge.with_calibration(Calibration.from_json(known))
     chosen = prompts.train[: config.judge.calibration_prompts]
     rng = torch_generator(config.run.seed, "calibration")
-    rollouts = parts.untrained.rollouts(list(chosen), config.judge.calibration_samples, rng)
+    rollouts = ruler(parts, config).rollouts(list(chosen), config.judge.calibration_samples, rng)
     items = [JudgeItem(p, r.rubric, r.responses) for p, r in zip(chosen, rollouts, strict=True)]
     return judge.with_calibration(judge.calibrate(items))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from racelab.configs.schema import Config
 from racelab.experiments import validation
-from racelab.experiments.build import Inputs, build_parts, calibrated, find_inputs
+from racelab.experiments.build import Inputs, build_parts, calibrated, find_inputs, ruler
 from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
 from racelab.experiments.data.stream import data_digest
 from racelab.experiments.errors import DataError, RacelabError
@@ -191,7 +191,7 @@ class Session:
             )
         if known:
             return parts, validation.HeldOut.from_state(prompts.heldout, known["heldout"])
-        held = validation.hold_rubrics(prompts.heldout, parts.untrained, self.config.run.seed)
+        held = validation.hold_rubrics(prompts.heldout, ruler(parts, self.config), self.config.run.seed)
         description = judge.describe()
         stored = {
             "calibration": description.get("calibration"),

@@ -56,12 +56,21 @@ def hold_rubrics(prompts: Sequence[Prompt], untrained: Generator, seed: int, tri
     return HeldOut(tuple(prompts), first)
 
 
-def at_temperature(model: Generator, temperature: float) -> Generator:
-    """The same roles, responses sampled at another temperature."""
-    response = replace(model.settings.response, temperature=temperature)
-    return Generator(
-        model.model, templates=model.templates, settings=replace(model.settings, response=response)
-    )
+def at_temperature(
+    model: Generator, temperature: float, rubric_temperature: float | None = None
+) -> Generator:
+    """The same roles at other temperatures and the whole distribution: a method's own top_p is no part of the ruler.
+
+    Args:
+        model: any.
+        temperature: of responses.
+        rubric_temperature: of rubrics; None leaves that role as it is.
+    """
+    now = model.settings
+    settings = replace(now, response=replace(now.response, temperature=temperature, top_p=1.0))
+    if rubric_temperature is not None:
+        settings = replace(settings, rubric=replace(now.rubric, temperature=rubric_temperature, top_p=1.0))
+    return Generator(model.model, templates=model.templates, settings=settings)
 
 
 @dataclass(frozen=True, slots=True)
