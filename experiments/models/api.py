@@ -2,7 +2,8 @@
 
 What goes wrong with one request (too many requests, a server error, no answer in time, a body that is no completion)
 is tried again and then becomes a reply without a text, which the method counts. What would go wrong with every
-request (wrong key, no such model, no server at all) is an error, since a run of failures is of no use.
+request (wrong key, no such model, no server at all) is an error, since a run of failures is of no use. So is a server
+that refuses all of the first requests, or is silent for several calls in a row (`api_reply.Silence`).
 
 The key is read from its variable when the model is opened, and is in no setting, message, description or file. Neither
 is what the server says about an error: some servers repeat the key or the prompt there.
@@ -39,6 +40,7 @@ from racelab.experiments.fsio import explain, read_json, write_json_atomic
 from racelab.experiments.models.api_reply import (
     FailedTryError,
     Outcome,
+    Silence,
     clean,
     completion,
     read_body,
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 _URL_VARIABLE: Final = "OPENAI_BASE_URL"
 _AGAIN: Final = frozenset({408, 409, 425, 429})
 """Statuses that may pass; so may all from 500 on."""
+_GENERAL: Final = frozenset({402, 429, 502, 503, 504})
+"""Statuses that have nothing to do with the request: no money, no quota, no server behind the gateway."""
 _NO_SERVER: Final = frozenset({"ConnectError", "ConnectTimeout", "ProxyError"})
 """Causes of a connection error that say that nothing listens there."""
 _CODE: Final = re.compile(r"[a-z][a-z_]{2,50}")
@@ -185,6 +189,7 @@ class ApiModel:
         self._lock = threading.Lock()
         self._calls = Calls()
         self._answered = False  # the server has answered something, if only an error
+        self._silence = Silence()
 
     @property
     def calls(self) -> Calls:
@@ -205,7 +210,7 @@ class ApiModel:
 
         Raises:
             UnreachableError: the server refuses the key, or has no such model or path, or nothing has ever
-                listened there. Requests that have not begun are then not made.
+                listened there. Requests that have not begun are then not made. Or it answers nobody (`Silence`).
         """
         stop = threading.Event()
         first: dict[object, int] = {}  # request -> the index that asks it
@@ -223,6 +228,12 @@ class ApiModel:
         repeated = Calls(cached=len(requests) - len(jobs))
         with self._lock:
             self._calls += sum((o.calls for o in outcomes.values()), repeated)
+            silent = self._silence.heed([(requests[i].user, o) for i, o in outcomes.items() if o.calls.made])
+        if silent:
+            raise UnreachableError(
+                f"{self._url} {silent}; correct the section api, or see to the server or the account's quota, then "
+                "resume the run"
+            )
         return [
             outcomes[j].reply if i == j else replace(outcomes[j].reply, cached=True)
             for i, j in enumerate(asked)
@@ -258,7 +269,8 @@ class ApiModel:
                         f"no server at {self._url} ({failure}); start it, or correct api.base_url or "
                         f"{_URL_VARIABLE}"
                     ) from None
-                outcome = Outcome(Reply(None, finished=False, error=str(failure)), Calls(failed=1))
+                reply = Reply(None, finished=False, error=str(failure))
+                outcome = Outcome(reply, Calls(failed=1), failure)
             return replace(outcome, calls=outcome.calls + Calls(made=1, retried=tries))
         raise AssertionError("unreachable")
 
@@ -289,13 +301,16 @@ class ApiModel:
                 return completion(kind, read_body(response.iter_bytes(), deadline))
         except (openai.APITimeoutError, httpx.TimeoutException) as error:
             absent = _cause(error)[0] in _NO_SERVER
-            raise FailedTryError(f"no answer within {self.settings.timeout_s:g} s", absent=absent) from None
+            raise FailedTryError(
+                f"no answer within {self.settings.timeout_s:g} s", absent=absent, general=absent
+            ) from None
         except openai.APIStatusError as error:
             self._answered = True
             raise self._refusal(error) from None
         except (openai.OpenAIError, httpx.HTTPError) as error:
             name, why = _cause(error)
-            raise FailedTryError(f"the connection failed: {why}", absent=name in _NO_SERVER) from None
+            absent = name in _NO_SERVER
+            raise FailedTryError(f"the connection failed: {why}", absent=absent, general=True) from None
 
     def _refusal(self, error: openai.APIStatusError) -> Exception:
         """What an HTTP error status means."""
@@ -316,6 +331,8 @@ class ApiModel:
             f"HTTP {status} ({code})" if tells else f"HTTP {status}",
             again=again,
             wait_s=retry_after(error.response.headers),
+            refused=not again,
+            general=status in _GENERAL,
         )
 
     def _cache_file(self, request: ChatRequest, messages: list[dict[str, str]]) -> Path | None:

@@ -7,13 +7,14 @@ import email.utils
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from racelab.experiments.models.chat import Calls, Reply
 
 _MAX_BODY: Final = 16 << 20  # bytes; a completion has thousands
+_CALLS: Final = 3  # without any reply, after retries: whoever waits longer trains on nothing
 
 
 class FailedTryError(Exception):
@@ -23,20 +24,67 @@ class FailedTryError(Exception):
         again: another try may succeed.
         wait_s: seconds that the server asks to wait before it.
         absent: nothing listens at the address.
+        refused: an HTTP status that says that this request will never be answered.
+        general: another request would have failed too (no connection, no quota).
     """
 
-    def __init__(self, reason: str, *, again: bool = True, wait_s: float = 0.0, absent: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        again: bool = True,
+        wait_s: float = 0.0,
+        absent: bool = False,
+        refused: bool = False,
+        general: bool = False,
+    ) -> None:
         """Keeps the parts."""
         super().__init__(reason)
         self.again, self.wait_s, self.absent = again, wait_s, absent
+        self.refused, self.general = refused, general
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request's reply and its counts."""
+    """One request's reply, its counts, and why there is no reply."""
 
     reply: Reply
     calls: Calls
+    failure: FailedTryError | None = None
+
+
+class Silence:
+    """Notices a server that answers nobody. Replies from a cache say nothing about it.
+
+    One request that is asked again and again (a prompt that a content filter refuses) is no sign of that: it counts
+    once, unless its failure is a general one.
+    """
+
+    def __init__(self) -> None:
+        """Nothing asked yet."""
+        self._replied = False  # ever
+        self._calls = 0  # in a row without a reply
+        self._failed: set[str] = set()  # what was asked in them
+
+    def heed(self, asked: Sequence[tuple[str, Outcome]]) -> str:
+        """What to say if there is no use in going on, else "".
+
+        Args:
+            asked: of one call, what was put to the server (the user's turn) and what came of it.
+        """
+        failures = [outcome.failure for _, outcome in asked if outcome.failure is not None]
+        if len(failures) < len(asked):
+            self._replied, self._calls = True, 0
+            self._failed.clear()
+        if len(failures) < len(asked) or not failures:
+            return ""
+        turns = {turn for turn, _ in asked}
+        if turns - self._failed or any(f.general for f in failures):
+            self._calls += 1
+        self._failed |= turns
+        if not self._replied and len(turns) > 1 and all(f.refused for f in failures):
+            return f"refuses every request ({failures[-1]})"
+        return f"gave no reply in {_CALLS} calls in a row ({failures[-1]})" if self._calls >= _CALLS else ""
 
 
 def clean(text: str) -> str:

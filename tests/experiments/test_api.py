@@ -372,6 +372,65 @@ def test_a_server_that_goes_away_later_does_not() -> None:
     assert model.calls.failed == 1
 
 
+def refusal(code: int, said: str) -> Behaviour:
+    return Behaviour(status=code, body=json.dumps({"error": {"code": said}}).encode())
+
+
+@pytest.mark.parametrize("code", [400, 402, 413, 422])
+def test_a_server_that_refuses_the_whole_first_call_stops_the_run(code: int, tmp_path: Path) -> None:
+    """What the cache answers is no reply of the server."""
+    with ApiServer([ok("x"), refusal(code, "billing_hard_limit_reached")]) as server:
+        how = settings(server.url, cache_dir=tmp_path)
+        ApiModel(how).complete([ask("a")])
+        model = ApiModel(how)
+        model.complete([ask("a")])
+        with pytest.raises(UnreachableError) as caught:
+            model.complete([ask("a"), ask("b"), ask("c")])
+    message = str(caught.value)
+    assert caught.value.exit_code == 4
+    assert (
+        f"{server.url} refuses every request (HTTP {code} (billing_hard_limit_reached)); correct" in message
+    )
+    assert "quota" in message
+    assert "\n" not in message
+    assert model.calls == Calls(made=2, cached=2, failed=2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (refusal(429, "insufficient_quota"), "HTTP 429 (insufficient_quota)"),
+        (refusal(402, "no_money"), "HTTP 402 (no_money)"),
+        (dropped(), "the connection failed"),
+        (status(503), "HTTP 503"),
+    ],
+    ids=["quota", "money", "dropped", "503"],
+)
+def test_three_calls_in_a_row_without_a_reply_stop_the_run(fault: Behaviour, words: str) -> None:
+    """Though the server has answered before, and though each time the same is asked."""
+    with ApiServer({"good": ok("x"), "bad": fault}) as server:
+        model = ApiModel(settings(server.url, max_retries=0))
+        for text in ("good", "bad", "bad", "good", "bad", "bad"):
+            model.complete([ask(text)])
+            model.complete([])
+        with pytest.raises(UnreachableError, match="gave no reply in 3 calls in a row") as caught:
+            model.complete([ask("bad")])
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("fault", [status(400), status(500), ok(""), truncated("")])
+def test_one_request_that_always_fails_does_not_stop_the_run(fault: Behaviour) -> None:
+    """A prompt that a filter refuses is asked about again and again; two others beside it are no accident."""
+    with ApiServer([fault]) as server:
+        model = ApiModel(settings(server.url, max_retries=0))
+        for draw in range(5):
+            assert model.complete([ask("a", draw=draw)])[0].text is None
+        model.complete([ask("b")])
+        with pytest.raises(UnreachableError, match="in 3 calls in a row"):
+            model.complete([ask("c")])
+
+
 # --- before the run ------------------------------------------------------------------------------------------------
 
 
