@@ -36,8 +36,8 @@ def baseline_findings(config: Config) -> Iterator[Finding]:
 
 
 def _alternation(config: Config, m: EvolmConfig) -> Iterator[Finding]:
-    yield from planned_phases(config, "method.fixed", *m.fixed)
-    yield from late_steps(config, planned_steps(config, *m.fixed))
+    yield from planned_phases(config, "method.fixed", *m.fixed, closing=True)
+    yield from late_steps(config, planned_steps(config, *m.fixed, closing=True))
 
 
 def _buffer(config: Config, m: EvolmConfig) -> Iterator[Finding]:

@@ -52,7 +52,9 @@ def most_policy_steps(config: Config) -> int:
     return run.policy_updates if run.max_steps is None else min(run.policy_updates, run.max_steps)
 
 
-def planned_phases(config: Config, key: str, policy: int, rubric: int) -> Iterator[Finding]:
+def planned_phases(
+    config: Config, key: str, policy: int, rubric: int, *, closing: bool = False
+) -> Iterator[Finding]:
     """Phases of fixed length that the run is too short for.
 
     Args:
@@ -60,10 +62,17 @@ def planned_phases(config: Config, key: str, policy: int, rubric: int) -> Iterat
         key: the key that holds both lengths.
         policy: steps of a policy phase.
         rubric: steps of a rubric phase.
+        closing: a full last policy phase is followed by its rubric phase.
     """
     steps, limit = most_policy_steps(config), config.run.max_steps
     if policy >= steps:
-        reason = f"the run has {steps} policy steps at most and ends in its first policy phase: no rubric is updated"
+        late = policy > steps or not closing or limit == policy
+        what = (
+            "ends in its first policy phase: no rubric is updated"
+            if late
+            else "none comes after a rubric phase"
+        )
+        reason = f"the run has {steps} policy steps at most and {what}"
     elif limit is not None and policy + rubric >= limit:
         reason = f"run.max_steps={limit} ends the run in its first rubric phase: no policy step uses what was learnt"
     else:
@@ -79,10 +88,10 @@ def planned_phases(config: Config, key: str, policy: int, rubric: int) -> Iterat
         yield warn(key, value, reason, "null", "run.max_steps")
 
 
-def planned_steps(config: Config, policy: int, rubric: int) -> int:
-    """Steps of a run whose phases have fixed lengths; it ends with its last policy step."""
+def planned_steps(config: Config, policy: int, rubric: int, *, closing: bool = False) -> int:
+    """Steps of a run whose phases have fixed lengths; `closing` as in `planned_phases`, else a policy step ends it."""
     updates, limit = config.run.policy_updates, config.run.max_steps
-    steps = updates + (updates - 1) // policy * rubric
+    steps = updates + (updates if closing else updates - 1) // policy * rubric
     return steps if limit is None else min(steps, limit)
 
 

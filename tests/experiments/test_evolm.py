@@ -407,6 +407,17 @@ def test_phases_alternate_with_fixed_lengths_and_only_policy_steps_count_for_the
     assert (state.phase.policy_steps, state.phase.rubric_steps) == (7, 4)
 
 
+def test_a_full_last_policy_phase_is_followed_by_its_rubric_phase():
+    """RACE App. D at a smaller size: 6 policy updates in phases of 3 and 2 end at step 10, with 4 rubric updates."""
+    world = World([SPREAD] * 100, [(0.7, 0.5)] * 1000)
+    method = evolm(world, "method.fixed=[3,2]", updates=6)
+    state = method.start()
+    while not method.done(state):
+        state, _ = method.step(state)
+    assert (state.step, state.phase.policy_steps, state.phase.rubric_steps) == (10, 6, 4)
+    assert method.finish(state, "budget") == []
+
+
 def test_the_clock_of_both_kinds_of_step():
     world = World([SPREAD] * 10, [(0.7, 0.5)] * 100)
     _, records = run(evolm(world), 4)

@@ -130,8 +130,13 @@ class Evolm:
         return EvolmState.from_state(state)
 
     def done(self, state: EvolmState) -> bool:
-        """True once the budget of policy updates (or the step limit) is used up."""
-        return state.phase.policy_steps >= self.policy_updates or state.step >= self.max_steps
+        """True once the policy updates are used up, with the rubric phase that a full last phase calls for.
+
+        RACE App. D: 500 policy updates in phases of 50 end at step 1000. The step limit ends a run anywhere.
+        """
+        phase = state.phase
+        spent = phase.policy_steps >= self.policy_updates and phase.kind is PhaseKind.POLICY
+        return spent or state.step >= self.max_steps
 
     def step(self, state: EvolmState) -> tuple[EvolmState, StepRecord]:
         """The next step of whichever phase the run is in."""
