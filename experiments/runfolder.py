@@ -2,7 +2,8 @@
 
 Inside `<root>/<run id>/`:
 
-- `run.json`: what the run is and how it stands (written first)
+- `run.json`: what the run is and how it stands (written first). Its `uid` is random: the id of a cell of a sweep
+  comes again in another root, or after its folder was removed, but that is another run
 - `attempts.json`: one entry per attempt, where it started from and on which host
 - `attempts/<n>/`: logs of attempt n
 - `config/`: composed.yaml, overrides.json
@@ -163,7 +164,7 @@ class RunFolder:
             "steps": 0, "mlflow_run_id": None, "reason": "",
             **info,
             **({"command": redact_command(str(info["command"]))} if info.get("command") else {}),
-            "schema": SCHEMA, "run_id": run.run_id, "status": "queued",
+            "schema": SCHEMA, "run_id": run.run_id, "uid": secrets.token_hex(16), "status": "queued",
             "started": started.isoformat(timespec="milliseconds"),
         }  # fmt: skip
         try:

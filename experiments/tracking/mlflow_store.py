@@ -26,6 +26,7 @@ from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.fsio import file_lock
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
@@ -41,6 +42,7 @@ MAX_METRICS: Final = 1_000
 MAX_PAIRS: Final = 100
 MAX_PARAM: Final = 6_000
 MAX_TAG: Final = 8_000
+_UID: Final = "racelab.uid"
 _PROBE_S: Final = 2.0
 _SQLITE: Final = "sqlite:///"
 _SCHEMES: Final = frozenset({"http", "https", "postgresql", "mysql", "mssql", "databricks"})
@@ -164,37 +166,33 @@ class MlflowStore:
         started_ms: int,
         tags: Mapping[str, str],
         known: str | None = None,
+        uid: str | None = None,
     ) -> str:
-        """The MLflow id of a racelab run; it is created only if no run has its `racelab.run_id` tag.
+        """The MLflow id of a racelab run; it is created only if no run has its `racelab.uid` tag.
+
+        A run of before the uid is looked for by its `racelab.run_id` tag, among the runs that have no uid either.
 
         Args:
             experiment: created if missing.
-            run_id: racelab's id.
+            run_id: racelab's id; other runs may have it too (the same cell in another root, or run again).
             name: shown in the list of runs.
             started_ms: start of the run.
             tags: for a new run.
             known: the MLflow id that it had, if any; saves the search.
+            uid: what no other run has; None: not known.
         """
-        from mlflow.entities import ViewType
-
         with _told(self.uri), file_lock(self._lock_path, wait_s=120):
             if known is not None and self._exists(known):
                 return known
             experiment_id = self._experiment(experiment)
-            mark = '"' if "'" in run_id else "'"
-            found = self._client.search_runs(
-                [experiment_id],
-                f"tags.`racelab.run_id` = {mark}{run_id}{mark}",
-                run_view_type=ViewType.ALL,
-                max_results=1,
-            )
-            if found:
-                self._refuse_deleted(found[0])
-                return str(found[0].info.run_id)
+            found = self._find(experiment_id, run_id, uid)
+            if found is not None:
+                self._refuse_deleted(found)
+                return str(found.info.run_id)
             made = self._client.create_run(
                 experiment_id,
                 start_time=started_ms,
-                tags={**_cut(tags), "racelab.run_id": run_id},
+                tags={**_cut(tags), "racelab.run_id": run_id, **({_UID: uid} if uid else {})},
                 run_name=name,
             )
             return str(made.info.run_id)
@@ -238,6 +236,17 @@ class MlflowStore:
             else:
                 self._client.set_terminated(mlflow_id, status=status, end_time=end_ms)
 
+    def _find(self, experiment_id: str, run_id: str, uid: str | None) -> Run | None:
+        """The run, deleted or not, if the experiment has it."""
+        from mlflow.entities import ViewType
+
+        key, value = (_UID, uid) if uid else ("racelab.run_id", run_id)
+        mark = '"' if "'" in value else "'"
+        found = self._client.search_runs(
+            [experiment_id], f"tags.`{key}` = {mark}{value}{mark}", run_view_type=ViewType.ALL
+        )
+        return next((run for run in found if uid or _UID not in run.data.tags), None)
+
     def _exists(self, mlflow_id: str) -> bool:
         from mlflow.exceptions import MlflowException
 
@@ -250,8 +259,8 @@ class MlflowStore:
         self._refuse_deleted(run)
         return True
 
-    def _refuse_deleted(self, run: object) -> None:
-        info = run.info  # type: ignore[attr-defined]
+    def _refuse_deleted(self, run: Run) -> None:
+        info = run.info
         if info.lifecycle_stage == "deleted":
             raise UnreachableError(
                 f"MLflow run {info.run_id} was deleted in {without_credentials(self.uri)}; restore it there "

@@ -97,7 +97,9 @@ class Shipper:
             tags["mlflow.parentRunId"] = self._parent(store, experiment, str(info["sweep"]))
         started = _started_ms(info)
         known = self._position["mlflow_run_id"]
-        mlflow_id = store.ensure_run(experiment, self.run.run_id, info["name"], started, tags, known)
+        mlflow_id = store.ensure_run(
+            experiment, self.run.run_id, info["name"], started, tags, known, info.get("uid")
+        )
         if mlflow_id != known:  # a new store, or one that has lost the run: all is to be sent (again)
             self._position |= {"mlflow_run_id": mlflow_id, "attempts": {}, "artifacts": {}}
             self._save()
@@ -118,16 +120,18 @@ class Shipper:
     def _parent(self, store: MlflowStore, experiment: str, sweep: str) -> str:
         """The MLflow id of the run's sweep; made here if the sweep's own shipper was not first.
 
-        A sweep whose folder is not beside the run has no shipper, so nobody but this would ever close it.
+        A sweep whose folder is not beside the run has no shipper, so nobody but this would ever close it. Its uid
+        is not known either: runs that are left without their sweep share one parent, which no sweep has.
         """
         name, tags, started = sweep, {"racelab.kind": "sweep"}, int(time.time() * 1000)
+        uid = None
         folder = self.run.path.parent / sweep
         known = (folder / "run.json").is_file()
         if known:
             whole = RunFolder.open(folder)
             info = whole.info()
-            name, tags, started = info["name"], run_tags(whole), _started_ms(info)
-        parent = store.ensure_run(experiment, sweep, name, started, tags)
+            name, tags, started, uid = info["name"], run_tags(whole), _started_ms(info), info.get("uid")
+        parent = store.ensure_run(experiment, sweep, name, started, tags, uid=uid)
         if not known:
             store.set_status(parent, "FINISHED")
         return parent

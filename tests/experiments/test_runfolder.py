@@ -54,6 +54,16 @@ def test_create_writes_the_promised_files(tmp_path: Path) -> None:
     assert run.status() == "queued"
 
 
+def test_a_run_of_an_id_that_comes_again_has_another_uid(tmp_path: Path) -> None:
+    uids = []
+    for root in (tmp_path / "a", tmp_path / "b"):
+        run = RunFolder.create(root, "toy", composed_yaml="", overrides=[], info={}, run_id="full-s0")
+        run.update(status="failed")
+        uids.append(run.info()["uid"])
+    assert uids[0] != uids[1]
+    assert [len(uid) for uid in uids] == [32, 32]
+
+
 def test_two_runs_of_one_second_get_two_folders(tmp_path: Path) -> None:
     suffixes = iter(["aa", "aa", "bb"])
     at = datetime(2026, 1, 1, tzinfo=UTC)

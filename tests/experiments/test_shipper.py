@@ -267,6 +267,59 @@ def test_the_cells_of_a_sweep_share_a_parent(root: Path) -> None:
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "grid's 1")
 
 
+def cell(root: Path, sweep: str | None = "grid") -> RunFolder:
+    """A finished run that has the id which every run of this cell has."""
+    info = {"kind": "train", "method": "race", **({"sweep": sweep} if sweep else {})}
+    run = RunFolder.create(
+        root, "toy", composed_yaml=yaml.safe_dump(CONFIG), overrides=[], info=info, run_id="full-s0-0123456789"
+    )
+    run_attempt(run, range(1, 3), "finished")
+    return run
+
+
+def grid_folder(root: Path) -> RunFolder:
+    return RunFolder.create(root, "grid", composed_yaml="", overrides=[], info={"kind": "sweep"}, run_id="grid")
+
+
+def test_the_same_cell_in_two_roots_is_two_runs_with_two_parents(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of cells and sweeps come again; the runs behind them are told apart by their uid."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
+    other = tmp_path / "other"
+    sweeps = [grid_folder(root), grid_folder(other)]
+    runs = [cell(root), cell(other)]
+    ids = [sync(run).mlflow_run_id for run in runs]
+    assert ids[0] != ids[1]
+    assert [len(history(run, "train/reward/mean")) for run in runs] == [2, 2]
+    tags = [mlflow_run(run).data.tags for run in runs]
+    assert [t["racelab.uid"] for t in tags] == [run.info()["uid"] for run in runs]
+    assert [t["racelab.run_id"] for t in tags] == ["full-s0-0123456789"] * 2
+    parents = [client(run_uri(runs[0])).get_run(t["mlflow.parentRunId"]).data.tags for t in tags]
+    assert [p["racelab.uid"] for p in parents] == [sweep.info()["uid"] for sweep in sweeps]
+
+
+def test_a_cell_run_again_after_its_folder_was_removed_is_another_run_though_the_first_was_deleted(
+    root: Path,
+) -> None:
+    run = cell(root, sweep=None)
+    first = sync(run).mlflow_run_id
+    client(run_uri(run)).delete_run(first)
+    shutil.rmtree(run.path)
+    again = cell(root, sweep=None)
+    assert sync(again).mlflow_run_id != first
+    assert history(again, "train/reward/mean") == [(1, 0.5), (2, 0.5)]
+
+
+def test_a_run_of_before_the_uid_is_found_by_its_id_among_those_without_one(root: Path) -> None:
+    store = MlflowStore.open(tracking_uri(root))
+    newer = store.ensure_run("racelab", "old", "n", 2, {}, uid="a" * 32)
+    old = store.ensure_run("racelab", "old", "n", 1, {})
+    assert old != newer
+    assert store.ensure_run("racelab", "old", "n", 1, {}) == old
+    assert store.ensure_run("racelab", "old", "n", 2, {}, uid="a" * 32) == newer
+
+
 def test_the_shipper_process_delivers_while_the_run_goes_on(root: Path) -> None:
     run = make(root)
     run_attempt(run, range(1, 6), "finished", ship=True, wait_s=60)
