@@ -1,6 +1,7 @@
 """Which rubrics say the same thing twice (RACE §4, Table 1).
 
-Such a rubric has a pair of criteria of which satisfying one substantially implies satisfying the other.
+Such a rubric has a pair of criteria of which satisfying one substantially implies satisfying the other. One that repeats
+a criterion word for word is redundant without asking.
 
 Deviations from the paper, which asked Gemini 3.5 Flash in a wording that is not published:
   * the question is ours, one per rubric, and the model is whichever the config names;
@@ -18,7 +19,7 @@ import numpy as np
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.models.chat import ChatModel, ChatRequest
 from racelab.experiments.models.prompts.template import RoleTemplate
-from racelab.experiments.models.proposals import read_yes
+from racelab.experiments.models.proposals import item_key, read_yes
 from racelab.experiments.ports import Encoder
 from racelab.experiments.types import Prompt
 
@@ -51,6 +52,11 @@ class Redundancy(Protocol):
         """One answer per rubric, None where there is none. Fewer than two criteria are never redundant."""
 
 
+def repeats(criteria: Sequence[str]) -> bool:
+    """Whether one of them stands there twice, case, spaces and full stops aside."""
+    return len({item_key(c) for c in criteria}) < len(criteria)
+
+
 class EncoderRedundancy:
     """Two criteria whose embeddings are close say the same; implements `Redundancy`."""
 
@@ -59,15 +65,16 @@ class EncoderRedundancy:
         self._encoder, self._cosine = encoder, cosine
 
     def redundant(self, rubrics: Sequence[Written]) -> list[bool | None]:
-        """All criteria embedded in one call."""
-        rows = self._encoder.embed([c for _, criteria in rubrics for c in criteria])
-        found: list[bool | None] = []
+        """The criteria of all rubrics without exact repeats embedded in one call."""
+        found: list[bool | None] = [repeats(criteria) for _, criteria in rubrics]
+        asked = [i for i, twice in enumerate(found) if not twice]
+        rows = self._encoder.embed([c for i in asked for c in rubrics[i][1]])
         at = 0
-        for _, criteria in rubrics:
-            own = rows[at : at + len(criteria)]
-            at += len(criteria)
-            pairs = (own @ own.T)[np.triu_indices(len(criteria), 1)]
-            found.append(bool((pairs >= self._cosine).any()))
+        for i in asked:
+            n = len(rubrics[i][1])
+            own = rows[at : at + n]
+            at += n
+            found[i] = bool(((own @ own.T)[np.triu_indices(n, 1)] >= self._cosine).any())
         return found
 
 
@@ -79,9 +86,9 @@ class ChatRedundancy:
         self._model = model
 
     def redundant(self, rubrics: Sequence[Written]) -> list[bool | None]:
-        """One greedy request per rubric of two criteria or more; a failed or unreadable reply gives None."""
-        asked = [i for i, (_, criteria) in enumerate(rubrics) if len(criteria) > 1]
-        found: list[bool | None] = [False] * len(rubrics)
+        """One greedy request per rubric of two different criteria or more; a failed or unreadable reply gives None."""
+        found: list[bool | None] = [repeats(criteria) for _, criteria in rubrics]
+        asked = [i for i, (_, criteria) in enumerate(rubrics) if len(criteria) > 1 and not found[i]]
         if not asked:
             return found
         replies = self._model.complete([self._request(*rubrics[i]) for i in asked])

@@ -94,10 +94,10 @@ def parse_rubric(text: str, settings: RubricSettings, prompt: str = "") -> Parse
         settings: format and limits.
         prompt: the prompt it was written for; only the filter of copied criteria looks at it.
     """
-    body = strip_thinking(text)[:_MAX_CHARS].strip()
+    body = _body(text)
     if not body:
         return ParsedRubric(None, "empty")
-    pairs, reason = {"lines": _from_lines, "json": _from_json}[settings.format](body)
+    pairs, reason = _pairs(body, settings.format)
     kept = tuple(_usable(pairs, settings, prompt))
     if not reason and len(kept) < settings.min_criteria:
         reason = "too_few" if kept else "no_criteria"
@@ -106,6 +106,16 @@ def parse_rubric(text: str, settings: RubricSettings, prompt: str = "") -> Parse
     if settings.on_parse_failure == "raw_text":
         return ParsedRubric(Rubric((Criterion(body[:_RAW_CHARS], 1.0),), text), reason)
     return ParsedRubric(None, reason)
+
+
+def written_criteria(text: str, settings: RubricSettings) -> tuple[Criterion, ...]:
+    """What `text` says, for statistics: with repeats, copies, and any number and length of criteria. Never raises.
+
+    Only criteria without words or without a usable weight are left out. Those that `parse_rubric` keeps are all in it.
+    """
+    pairs, _ = _pairs(_body(text), settings.format)
+    weighed = ((t, _weight(weight, settings.weight_limit)) for t, weight in pairs)
+    return tuple(Criterion(t, w) for t, w in weighed if w is not None and content_words(t))
 
 
 def is_grounded(criterion: str, prompt: str) -> bool:
@@ -144,6 +154,16 @@ def json_values(text: str) -> Iterator[object]:
         value = _loads(body) if body is not None else None
         if value is not None:
             yield value
+
+
+def _body(text: str) -> str:
+    """What is read of an output."""
+    return strip_thinking(text)[:_MAX_CHARS].strip()
+
+
+def _pairs(body: str, form: RubricFormat) -> tuple[list[tuple[str, object]], str]:
+    """(criterion, weight) pairs as they stand, and why there is none."""
+    return {"lines": _from_lines, "json": _from_json}[form](body)
 
 
 def _usable(

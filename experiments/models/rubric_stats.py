@@ -4,6 +4,9 @@ The lexicons decide by patterns whether a criterion is `specific` (names an expe
 `evolm` follows the patterns of Li et al.'s statistics script, for comparison with Table 11; `ours` is
 stricter about what counts as a value. Redundancy needs a model and has its own file (`redundancy.py`).
 
+A rubric is valid if the method's own parser takes it; what is counted of it is all that was written, with the repeats
+and the surplus that this parser drops.
+
 Deviations from Li et al.'s script:
   * shares are taken over the criteria of all valid rubrics together; their script takes the share inside each rubric,
     then the mean over all prompts, unparsed ones counting 0;
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Literal
 
-from racelab.experiments.models.rubric import RubricSettings, is_grounded, parse_rubric
+from racelab.experiments.models.rubric import RubricSettings, is_grounded, parse_rubric, written_criteria
 from racelab.experiments.types import Criterion
 
 Lexicon = Literal["evolm", "ours"]
@@ -130,14 +133,14 @@ def criterion_flags(criterion: Criterion, prompt: str, lexicon: Lexicon = "evolm
 
 
 def rubric_stats(text: str, prompt: str, settings: RubricSettings, lexicon: Lexicon = "evolm") -> RubricStats:
-    """Parses one generated rubric and flags its criteria; a raw-text stand-in counts as not valid.
+    """Parses one generated rubric and flags all criteria written; a raw-text stand-in counts as not valid.
 
     The parser keeps text and weight of a criterion alone, so its scoring levels add to no length.
     """
-    parsed = parse_rubric(text, settings, prompt)
-    if not parsed.valid or parsed.rubric is None:
+    if not parse_rubric(text, settings, prompt).valid:
         return RubricStats(False, ())
-    return RubricStats(True, tuple(criterion_flags(c, prompt, lexicon) for c in parsed.rubric.criteria))
+    written = written_criteria(text, settings)
+    return RubricStats(True, tuple(criterion_flags(c, prompt, lexicon) for c in written))
 
 
 def probe_metrics(stats: Sequence[RubricStats]) -> dict[str, float]:

@@ -315,6 +315,26 @@ def test_close_criteria_are_redundant_and_one_alone_is_not():
     assert EncoderRedundancy(Axes(), 0.8).redundant([]) == []
 
 
+def test_a_criterion_that_stands_there_twice_is_redundant_and_nobody_is_asked():
+    """Unit rows can have a product below 1 with themselves; here the bound is beyond every cosine."""
+    twice = [(Prompt("a", "x"), ("Is short", "Names x", "is  short."))]
+    assert EncoderRedundancy(Axes(), 2.0).redundant([*twice, *RUBRICS]) == [True, False, False, False]
+    chat = Chat("no", "yes")
+    assert ChatRedundancy(chat).redundant([*twice, *RUBRICS]) == [True, False, True, False]
+    assert len(chat.asked) == 2
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_rubric_of_one_line_over_and_over_is_redundant(limit: int):
+    """Two criteria, three lines each: the parser would keep two, or the first alone."""
+    writer = Writer("\n".join(["- Gives 144 | 3", "- Is short | 1"] * 3))
+    writer.settings.parsing = RubricSettings(format="lines", max_criteria=limit)
+    record = take(make_probe("probe.prompts=3", redundancy=EncoderRedundancy(Axes(), 0.8)), writer)
+    assert record.metrics["race/probe/redundant_frac"] == 1.0
+    assert record.metrics["race/probe/n_criteria_mean"] == 6.0
+    assert len(record.tables["rubric_probe"]) == 18
+
+
 class Chat:
     """Replies as scripted."""
 

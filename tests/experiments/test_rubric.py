@@ -17,6 +17,7 @@ from racelab.experiments.models.rubric import (
     format_numbered,
     json_values,
     parse_rubric,
+    written_criteria,
 )
 from racelab.experiments.models.text import defang, strip_thinking
 from racelab.experiments.types import Criterion, Rubric
@@ -65,6 +66,17 @@ def test_copied_examples_are_dropped_unless_the_prompt_speaks_of_them():
     assert pairs(parse_rubric(text, rules, "Name a planet.")) == [("Names a planet", 3)]
     kept = pairs(parse_rubric(text, rules, "Write a friendly note."))
     assert kept == [("sounds warm and friendly.", 4), ("Names a planet", 3)]
+
+
+def test_what_was_written_keeps_repeats_copies_lengths_and_surplus():
+    """Five of eight have words and a weight above 0; the parser keeps one: the first is copied, max_criteria is 1."""
+    rules = RubricSettings(format="lines", max_criteria=1, copied=("Is brief",))
+    long = "x" * 121
+    text = f"- Is brief | 2\n- Is short | 3\n- is  SHORT. | 9\n- abc | 1\n- ... | 4\n- {long} | 5\n- Is x1 | 0\n- No | 6\nend"
+    found = [(c.text, c.weight) for c in written_criteria(text, rules)]
+    assert found == [("Is brief", 2), ("Is short", 3), ("is SHORT.", 9), ("abc", 1), (long, 5)]
+    assert pairs(parse_rubric(text, rules, "Name a planet.")) == [("Is short", 3)]
+    assert written_criteria("", rules) == ()
 
 
 FENCED = """<think>maybe {"criteria": [{"criterion": "wrong", "weight": 1}]}</think>

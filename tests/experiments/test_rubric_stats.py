@@ -134,6 +134,22 @@ def test_scoring_levels_add_to_no_length():
     assert (row.criterion, row.chars, row.label_only) == ("Gives the value 144 for area", 28, True)
 
 
+def test_what_the_methods_parser_drops_is_counted_as_written():
+    """Table 11 counts what was emitted: four criteria of 8, 8, 2 and 9 characters, though the parser keeps one."""
+    rules = RubricSettings(format="lines", max_criteria=1, copied=("Is polite",))
+    stats = rubric_stats("- Is short | 1\n- is short | 1\n- 48 | 2\n- Is polite | 4", RECTANGLE, rules)
+    assert [c.criterion for c in stats.criteria] == ["Is short", "is short", "48", "Is polite"]
+    metrics = probe_metrics([stats])
+    assert (metrics["json_valid_frac"], metrics["n_criteria_mean"]) == (1.0, 4.0)
+    assert (metrics["criterion_chars_mean"], metrics["top1_share_mean"]) == (27 / 4, 0.5)
+
+
+def test_validity_is_that_of_the_methods_parser():
+    """Two different criteria are wanted; one written twice is not two."""
+    rules = RubricSettings(format="lines", min_criteria=2)
+    assert not rubric_stats("- Is short | 1\n- Is short | 1", RECTANGLE, rules).valid
+
+
 def test_raw_text_is_not_valid_and_nothing_valid_leaves_only_the_share():
     rules = RubricSettings(format="json", on_parse_failure="raw_text")
     stats = rubric_stats("Be short.", RECTANGLE, rules)
