@@ -271,14 +271,21 @@ def cell(root: Path, sweep: str | None = "grid") -> RunFolder:
     """A finished run that has the id which every run of this cell has."""
     info = {"kind": "train", "method": "race", **({"sweep": sweep} if sweep else {})}
     run = RunFolder.create(
-        root, "toy", composed_yaml=yaml.safe_dump(CONFIG), overrides=[], info=info, run_id="full-s0-0123456789"
+        root,
+        "toy",
+        composed_yaml=yaml.safe_dump(CONFIG),
+        overrides=[],
+        info=info,
+        run_id="full-s0-0123456789",
     )
     run_attempt(run, range(1, 3), "finished")
     return run
 
 
 def grid_folder(root: Path) -> RunFolder:
-    return RunFolder.create(root, "grid", composed_yaml="", overrides=[], info={"kind": "sweep"}, run_id="grid")
+    return RunFolder.create(
+        root, "grid", composed_yaml="", overrides=[], info={"kind": "sweep"}, run_id="grid"
+    )
 
 
 def test_the_same_cell_in_two_roots_is_two_runs_with_two_parents(
