@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from racelab.configs import schema
-from racelab.experiments.models.chat import ChatModel, ChatRequest, Reply
+from racelab.experiments.models.chat import Calls, ChatModel, ChatRequest, Reply
 from racelab.experiments.models.generator import SamplingSettings
 from racelab.experiments.models.prompts.template import RoleTemplate
 from racelab.experiments.models.rubric import json_values
@@ -50,13 +50,13 @@ class Proposer:
     def __init__(self, model: ChatModel, sampling: SamplingSettings) -> None:
         """Keeps the parts and begins to count."""
         self._model, self._sampling = model, sampling
-        self._before = model.calls.made
+        self._before = model.calls
         self.asked = 0
 
     @property
-    def made(self) -> int:
-        """Requests put to the model so far, by its own count; those that a cache answered are not in it."""
-        return self._model.calls.made - self._before
+    def calls(self) -> Calls:
+        """The model's own counts since then."""
+        return self._model.calls - self._before
 
     def request(self, template: RoleTemplate, draw: int = 0, **fields: str) -> ChatRequest:
         """A request of that template."""
@@ -118,10 +118,10 @@ def read_items(text: str, least: int, most: int) -> tuple[str, ...] | None:
     return None
 
 
-def read_yes(text: str) -> bool | None:
-    """The first bare yes or no outside the thinking."""
-    found = _YES_NO.search(strip_thinking(text))
-    return None if found is None else found[1].lower() == "yes"
+def read_yes(text: str, *, last: bool = False) -> bool | None:
+    """The first bare yes or no outside the thinking; `last`: the last one, where reasons may come before."""
+    found = _YES_NO.findall(strip_thinking(text))
+    return None if not found else found[-1 if last else 0].lower() == "yes"
 
 
 def read_numbers(text: str, n: int) -> tuple[float, ...] | None:

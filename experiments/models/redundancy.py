@@ -1,7 +1,7 @@
 """Which rubrics say the same thing twice (RACE §4, Table 1).
 
-Such a rubric has a pair of criteria of which satisfying one substantially implies satisfying the other. One that repeats
-a criterion word for word is redundant without asking.
+Such a rubric has a pair of criteria of which satisfying one substantially implies satisfying the other. One that
+repeats a criterion word for word is redundant without asking.
 
 Deviations from the paper, which asked Gemini 3.5 Flash in a wording that is not published:
   * the question is ours, one per rubric, and the model is whichever the config names;
@@ -93,7 +93,7 @@ class ChatRedundancy:
             return found
         replies = self._model.complete([self._request(*rubrics[i]) for i in asked])
         for i, reply in zip(asked, replies, strict=True):
-            found[i] = None if reply.text is None else read_yes(reply.text)
+            found[i] = None if reply.text is None else read_yes(reply.text, last=True)
         return found
 
     def _request(self, prompt: Prompt, criteria: tuple[str, ...]) -> ChatRequest:

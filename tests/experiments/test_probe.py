@@ -359,6 +359,13 @@ def test_the_judge_is_asked_once_per_rubric_that_could_be_redundant():
     assert ChatRedundancy(Chat()).redundant(RUBRICS[2:]) == [False]
 
 
+def test_the_answer_stands_at_the_end_of_a_reply_with_reasons():
+    chat = Chat(
+        "At first sight no pair is needless, but 2 follows from 1. YES", "Is 2 implied? Yes and no. NO"
+    )
+    assert ChatRedundancy(chat).redundant(RUBRICS) == [True, False, False]
+
+
 def test_a_reply_that_failed_or_says_nothing_is_unknown_and_counted():
     assert ChatRedundancy(Chat(None, "Perhaps")).redundant(RUBRICS) == [None, None, False]
     probe = make_probe("probe.prompts=3", redundancy=ChatRedundancy(Chat("yes", "no", "perhaps")))

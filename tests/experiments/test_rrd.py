@@ -133,6 +133,18 @@ def test_yes_and_no(text, expected):
     assert read_yes(text) is expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("There is no doubt: 1 makes 2 needless. YES", True),
+        ("Is 1 in 2? Yes, partly.\n**No**", False),
+        ("", None),
+    ],
+)
+def test_the_last_yes_or_no_is_the_answer_where_reasons_come_first(text, expected):
+    assert read_yes(text, last=True) is expected
+
+
 def test_numbers():
     assert read_numbers('{"weights": [1, 0.5, -2]}', 3) == (1.0, 0.5, -2.0)
     for bad in ('{"weights": [1, 0.5]}', '{"weights": [1, "2", 3]}', '{"weights": [1, NaN, 3]}', "1, 2, 3"):

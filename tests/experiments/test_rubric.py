@@ -72,7 +72,8 @@ def test_what_was_written_keeps_repeats_copies_lengths_and_surplus():
     """Five of eight have words and a weight above 0; the parser keeps one: the first is copied, max_criteria is 1."""
     rules = RubricSettings(format="lines", max_criteria=1, copied=("Is brief",))
     long = "x" * 121
-    text = f"- Is brief | 2\n- Is short | 3\n- is  SHORT. | 9\n- abc | 1\n- ... | 4\n- {long} | 5\n- Is x1 | 0\n- No | 6\nend"
+    text = "- Is brief | 2\n- Is short | 3\n- is  SHORT. | 9\n- abc | 1\n- ... | 4\n"
+    text += f"- {long} | 5\n- Is x1 | 0\n- No | 6\nend"
     found = [(c.text, c.weight) for c in written_criteria(text, rules)]
     assert found == [("Is brief", 2), ("Is short", 3), ("is SHORT.", 9), ("abc", 1), (long, 5)]
     assert pairs(parse_rubric(text, rules, "Name a planet.")) == [("Is short", 3)]
