@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racelab.configs.compose import compose
+from racelab.experiments.methods.baselines.common import Scored, _mean_metrics, _unusable
 from racelab.experiments.methods.baselines.evolm import Evolm, EvolmState, _json_form, _lines_form
 from racelab.experiments.methods.baselines.evolm_buffer import OldAnswer, ReplayBuffer
 from racelab.experiments.methods.baselines.evolm_reward import base_rewards, final_rewards
@@ -430,11 +432,29 @@ def test_the_clock_of_both_kinds_of_step():
 
 
 def test_active_sampling_drops_even_groups_but_keeps_their_answers():
+    """A round draws only what is missing: 2 prompts, then 1, then 1; 4 prompts x 4 answers = 16."""
     world = World([SPREAD, (0.5,) * 4, (0.5,) * 4, SPREAD])
-    state, (record,) = run(evolm(world, "method.active_sampling_rounds=3"), 1)
+    state, (record,) = run(evolm(world, "method.active_sampling_rounds=5"), 1)
+    assert world.taken == 4
+    assert record.metrics["cost/calls/policy_gen"] == record.metrics["cost/calls/policy_gen_expected"] == 16
     assert [g.prefix for g in world.batches[0].groups] == [(7, 0), (7, 3)]
     assert [a.prompt.prompt_id for a in state.buffer.answers] == ["p0", "p1", "p2", "p3"]
     assert record.metrics["health/cost_mismatch"] == 0.0
+
+
+def test_rounds_of_a_step_count_by_their_prompts():
+    """3 prompts, 2 rubrics of no use and a metric of 1; then 1 prompt, none and 5: (2 + 0) / 4, (3 + 5) / 4."""
+
+    def scored(rubrics: list[Rubric | None], value: float) -> Scored:
+        n = len(rubrics)
+        return Scored(
+            (np.zeros(G),) * n, tuple(rubrics), (), JudgeScores(()), {}, {}, {}, metrics={"a": value}
+        )
+
+    rounds = [scored([None, None, RUBRIC], 1.0), scored([RUBRIC], 5.0)]
+    assert _unusable(rounds) == 0.5
+    assert _mean_metrics(rounds) == {"a": 2.0}
+    assert _mean_metrics([rounds[0], replace(rounds[1], metrics={})]) == {"a": 1.0}
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])

@@ -6,8 +6,8 @@ RACE, so that runs differ in what the papers differ in.
 
 Choices where the baselines' publications or code differ from RACE's conventions:
   * a score that is missing is NaN and its row gets no advantage (their code: the group's mean);
-  * groups with equal rewards are dropped only where `active_sampling_rounds` is above 1; then further prompts are drawn
-    until N groups differ, at most that many rounds in all (their code has no bound).
+  * groups with equal rewards are dropped only where `active_sampling_rounds` is above 1; then as many further prompts
+    are drawn as groups are missing, until N differ, at most that many rounds in all (their code has no bound).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Scored:
         printed: RACE Table 14 times the number of prompts.
         written: further samples of the trained model (RLCER's rubrics), for tokens per second.
         tables: further rows; `step` is added.
-        metrics: further metrics; the mean over the rounds of a step is kept.
+        metrics: further metrics; the mean over the rounds of a step, by their prompts, is kept.
         gen_s: seconds of scoring in which the trained model wrote (its rubrics); the rest is the judge's.
         detail: whatever the method itself wants to find again.
         unusable: share of rubrics that could not be used; None: the share of None in `rubrics`. 0 for a scorer that
@@ -164,8 +164,9 @@ def sample_policy(
     route = ROUTERS["off" if config.active_sampling_rounds == 1 else "sigma_zero"]
     batch = PolicyBatch((), (), (), ())
     seconds = {"gen_s": 0.0, "judge_s": 0.0}
+    missing = config.prompts_per_step
     for _ in range(config.active_sampling_rounds):
-        prompts = parts.stream.take(config.prompts_per_step)
+        prompts = parts.stream.take(missing)
         responses = parts.generator.responses(prompts, config.group_size, parts.rng.sampling)
         seconds["gen_s"] += clock.split()
         scored = scorer.score(prompts, responses)
@@ -182,7 +183,8 @@ def sample_policy(
         batch = PolicyBatch(
             (*batch.groups, *groups), (*batch.seen, *seen), (*batch.routes, *routes), (*batch.scored, scored)
         )
-        if len(batch.used(config.prompts_per_step)) == config.prompts_per_step:
+        missing = config.prompts_per_step - len(batch.used(config.prompts_per_step))
+        if not missing:
             break
     clock.laps |= seconds
     clock.lap("route_s")
@@ -235,7 +237,7 @@ def _policy_record(
         **ledger(
             add(generated, *(s.measured for s in scored)),
             add(
-                {"policy_gen": g * n * len(scored), "learner_samples": g * n_used},
+                {"policy_gen": g * sum(_sizes(scored)), "learner_samples": g * n_used},
                 *(s.expected for s in scored),
             ),
             add({"policy_gen": g * n, "learner_samples": g * n}, scored[0].printed),
@@ -389,18 +391,29 @@ def _embed(parts: Parts, responses: Sequence[Sample]) -> FloatArray:
     return parts.encoder.embed([strip_thinking(y.text) for y in responses])
 
 
+def _sizes(scored: Sequence[Scored]) -> list[int]:
+    """Prompts of each round of a step; those after the first replace what is missing."""
+    return [len(s.rewards) for s in scored]
+
+
 def _unusable(scored: Sequence[Scored]) -> float:
-    """Share of unusable rubrics over the rounds of a step, which are of equal size."""
+    """Share of unusable rubrics over the rounds of a step, by their prompts."""
     shares = [
         sum(r is None for r in s.rubrics) / len(s.rubrics) if s.unusable is None else s.unusable
         for s in scored
     ]
-    return sum(shares) / len(shares)
+    return float(np.average(shares, weights=_sizes(scored)))
 
 
 def _mean_metrics(scored: Sequence[Scored]) -> dict[str, float]:
-    names = dict.fromkeys(name for s in scored for name in s.metrics)
-    return {name: float(np.mean([s.metrics[name] for s in scored if name in s.metrics])) for name in names}
+    found: dict[str, list[Scored]] = {}
+    for s in scored:
+        for name in s.metrics:
+            found.setdefault(name, []).append(s)
+    return {
+        name: float(np.average([s.metrics[name] for s in rounds], weights=_sizes(rounds)))
+        for name, rounds in found.items()
+    }
 
 
 def _failures(scored: Sequence[Scored]) -> JudgeScores:
