@@ -16,6 +16,7 @@ from racelab.configs.schema import Config
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.sweeps.composing import compose_cells, last_words
+from racelab.sweeps.fingerprint import local_inputs
 
 _NO_RESULT: Final = ("tracking", "launcher", "checkpoint")
 """Sections that do not change what a run computes."""
@@ -65,10 +66,16 @@ class Cell:
 
 
 def config_hash(config: Config) -> str:
-    """Ten hex digits over what decides the result: not the run's name and root, tracking, launcher, checkpoints."""
+    """Ten hex digits over what decides the result: not the run's name and root, tracking, launcher, checkpoints.
+
+    A local file counts with its content, however its path is typed; a model folder with its files' sizes and times.
+    """
     values = config.model_dump(mode="json")
     kept = {name: block for name, block in values.items() if name not in _NO_RESULT}
     kept["run"] = {key: value for key, value in values["run"].items() if key not in _NO_RESULT_KEYS}
+    for key, content in local_inputs(config).items():
+        section, _, name = key.partition(".")
+        kept[section][name] = content
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
 

@@ -47,6 +47,55 @@ def test_what_does_not_change_the_result_does_not_change_the_hash() -> None:
         assert hash_of(word) != plain, word
 
 
+def test_a_data_file_counts_with_its_content_however_its_path_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same relative path in two folders is two data sets, and an edited file is another one."""
+    for folder, text in (("a", "1\n"), ("b", "2\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.jsonl").write_text(text)
+    words = ("data=file", "data.path=x.jsonl")
+    monkeypatch.chdir(tmp_path / "a")
+    first = hash_of(*words)
+    assert first == hash_of("data=file", f"data.path={tmp_path}/b/../a/x.jsonl")
+    monkeypatch.chdir(tmp_path / "b")
+    second = hash_of(*words)
+    (tmp_path / "b" / "x.jsonl").write_text("3\n")
+    assert len({first, second, hash_of(*words)}) == 3
+
+
+@pytest.mark.parametrize("key", ["model.source", "judge.source", "encoder.source"])
+def test_a_model_folder_counts_with_its_place_and_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    found = set()
+    for folder in ("a", "b"):
+        (tmp_path / folder / "m").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        found.add(hash_of(f"{key}=./m"))
+    (tmp_path / "b" / "m" / "model.safetensors").write_bytes(b"1")
+    found.add(hash_of(f"{key}=./m"))
+    assert len(found) == 3
+    assert hash_of(f"{key}={tmp_path}/b/m") in found
+
+
+def test_preference_pairs_count_with_their_content(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    words = ("method=rubric-arm", f"method.pairs={file}")
+    found = {hash_of(*words)}
+    for text in ("1\n", "2\n"):
+        file.write_text(text)
+        found.add(hash_of(*words))
+    assert len(found) == 3
+
+
+def test_a_word_of_the_schema_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = hash_of("judge.source=policy")
+    (tmp_path / "policy").mkdir()
+    assert hash_of("judge.source=policy") == plain
+
+
 def test_equal_configs_have_one_id_however_they_are_written() -> None:
     (a,) = make_cells([Spec("x", 1, ("preset=embedded", "learner.lr=1e-4"))])
     (b,) = make_cells([Spec("x", None, ("learner.lr=0.0001", "run.seed=0", "run.seed=1"))])

@@ -1,0 +1,100 @@
+"""What decides a cell's result beside the words of its config: local files that it names, and racelab's own code."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from racelab.configs.keys import CONFIG_DIR
+from racelab.configs.schema import Config
+from racelab.experiments.environment import git_diff, git_state
+
+_PATH_KEYS: Final = (
+    "data.path",
+    "model.source",
+    "judge.source",
+    "encoder.source",
+    "method.pairs",
+    "method.source",
+)
+"""Keys whose value may be a file or a folder of this machine."""
+_NO_PATHS: Final = frozenset({"package", "policy", "fit", "smollm2-135m", "minilm"})
+"""Values of these keys that are never a path, whatever the working directory holds."""
+_HASHED_BYTES: Final = 64 << 20
+"""Up to here a file is known by its content, beyond by its time."""
+_MODEL_FILES: Final = (".safetensors", ".bin", ".json")
+
+
+def local_inputs(config: Config) -> dict[str, Any]:
+    """Key -> what its path stands for, for the keys that name an existing file or folder."""
+    found = {}
+    for key in _PATH_KEYS:
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name, None)
+        content = None if value is None or value in _NO_PATHS else _content(str(value))
+        if content is not None:
+            found[key] = content
+    return found
+
+
+def _content(value: str) -> list[Any] | None:
+    """Absolute path, and of a file its size and SHA-256, of a folder the size and time of its model files.
+
+    None for what is not there or cannot be read: loading it says so with better words.
+    """
+    try:
+        path = Path(value).expanduser().resolve()
+        if path.is_file():
+            return [str(path), *_of_file(path)]
+        if path.is_dir():
+            files = sorted(f for f in path.iterdir() if f.suffix in _MODEL_FILES and f.is_file())
+            return [str(path), [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]]
+    except (OSError, RuntimeError, ValueError):  # also a home or a name that cannot be
+        pass
+    return None
+
+
+def _of_file(path: Path) -> tuple[int, int | str]:
+    stat = path.stat()
+    big = stat.st_size > _HASHED_BYTES
+    return stat.st_size, stat.st_mtime_ns if big else _sha256(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.cache
+def _sha256(path: Path, size: int, mtime_ns: int) -> str:
+    """Of a file's content; size and time are there so that a changed file is read again."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def code_state() -> dict[str, str | None]:
+    """The racelab that runs now: its version, and the commit and a hash of the changes of its own repository.
+
+    An installed package has no repository: the one that happens to hold its environment is another's.
+    """
+    root = CONFIG_DIR.resolve()
+    git = None if {"site-packages", "dist-packages"} & set(root.parts) else git_state(root)
+    diff = git_diff(root) if git is not None else ""
+    return {
+        "version": _version(),
+        "sha": None if git is None else str(git["sha"]),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:9] if diff else None,
+    }
+
+
+def _version() -> str | None:
+    try:
+        return metadata.version("racelab")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code_name(code: dict[str, Any]) -> str:
+    """`racelab 1.0 at 0123abcde with changes 4567fghij`, of what is known."""
+    words = [f"racelab {code.get('version') or '?'}"]
+    words += [f"at {code['sha'][:9]}"] if code.get("sha") else []
+    words += [f"with changes {code['diff']}"] if code.get("diff") else []
+    return " ".join(words)
