@@ -125,7 +125,8 @@ def _tie_rates(config: Config, m: RaceConfig) -> Iterator[Finding]:
         return
     steps = most_policy_steps(config)
     # TRQC moves tau by eta e_q a step, e_q between -1 (nothing quarantined) and (1 - q*)/q* (everything).
-    up = m.trqc.eta_tau * (1 - m.trqc.q_target) / m.trqc.q_target * steps
+    most_error = (1 - m.trqc.q_target) / m.trqc.q_target
+    up = m.trqc.eta_tau * most_error * steps
     down = m.trqc.eta_tau * steps
     at_least = math.ceil(tau * pairs - 1e-9)
     to_next, to_previous = at_least / pairs - tau, tau - (at_least - 1) / pairs
@@ -138,7 +139,7 @@ def _tie_rates(config: Config, m: RaceConfig) -> Iterator[Finding]:
             f"and in {steps} steps TRQC moves it by {down:.3g} down or {up:.3g} up "
             "at most, less "
             "than to the next rate: adapting it changes nothing",
-            f"{_round_up(1.2 * min(to_previous, to_next or 1.0) / steps, 4):g}",
+            f"{_round_up(1.2 * min(to_previous, to_next / most_error) / steps, 4):g}",
             "method.trqc.eta_tau",
         )
 

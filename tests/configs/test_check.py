@@ -54,8 +54,11 @@ def test_the_other_presets_warn_of_printed_targets_only_and_the_advice_mends_the
     """EvoLM: 500 policy steps and ten rubric phases of 50 end with step 1000, as far as Tables 1 and 2 go."""
     words = [f"preset={preset}", word]
     found = reachability(compose(words).config)
-    assert {f.severity for f in found} <= {"warning"}
-    assert {f.key for f in found} <= (FROM_THE_PAPER if preset == "paper" else {"method.phase.rubric_target"})
+    rules = {"data.source"} if word == "method=rlcer" else set()  # Tulu 3's prompts have no rule: an error
+    assert {f.key for f in found if f.severity == "error"} == rules
+    assert {f.key for f in found} - rules <= (
+        FROM_THE_PAPER if preset == "paper" else {"method.phase.rubric_target"}
+    )
     if found:
         assert findings(*words, *(f.works for f in found)) == {}
 
@@ -133,6 +136,8 @@ BASELINE_CASES: list[tuple[str, list[str], str]] = [
         "no item ever counts",
     ),
     ("method.item_threshold", baseline("rlcer", "method.item_threshold=0"), "correlates with nothing"),
+    ("data.source", baseline("rlcer", "data=tulu3"), "no prompt has one"),
+    ("data.check_field", baseline("rlcer", "data=file", "data.path=prompts.jsonl"), "no prompt has one"),
     ("run.max_steps", baseline("rubric-arm", "run.max_steps=4"), "the first 4 steps"),
     ("probe.at_steps", baseline("rubric-arm", "probe.at_steps=[36,37]"), "ends with step 36"),  # 2 + 2 + 32
     ("method.decomposition_trigger", baseline("rrd", "method.decomposition_trigger=9"), "G = 8 answers"),
@@ -155,6 +160,11 @@ CASES: list[tuple[str, list[str], str]] = [
     ("method.routing.d_tri", [*SANE, "method.routing.d_tri=0.1"], "1/8"),
     ("method.routing.tau_tie", [*SANE, "method.routing.tau_tie=0.97"], "27/28 = 0.964"),
     ("method.routing.tau_tie", [*SANE, "method.routing.tau_tie=0.70", "method.trqc.eta_tau=1e-6"], "20/28"),
+    (  # 0.53 lies 0.0057 below 15/28; at q* = 0.7 a step upward is 3/7 of eta_tau at most
+        "method.routing.tau_tie",
+        ["method.routing.tau_tie=0.53", "method.trqc.q_target=0.7", "method.trqc.eta_tau=1e-5"],
+        "15/28",
+    ),
     ("method.routing.tau_tie", [*SANE, "method.routing.tau_tie=0"], "every tie rate is at least 0"),
     ("method.routing.sigma_rt", [*SANE, "method.routing.sigma_rt=0.5"], "every group is quarantined"),
     ("method.phase.rubric_target", [*SANE, "method.phase.rubric_target=5"], "2 W = 10"),
@@ -269,6 +279,7 @@ def test_each_rule_fires_and_its_advice_silences_it(key: str, overrides: list[st
         baseline("evolm", "run.max_steps=7", "probe.at_steps=[7]"),
         baseline("evolm", "method.buffer.min_age=31"),
         baseline("rlcer", "method.outcome_weight=0"),
+        baseline("rlcer", "data=file", "data.path=prompts.jsonl", "data.check_field=rule"),
         baseline("rubric-arm", "run.max_steps=5"),
         baseline("rrd", "method.decomposition_trigger=8"),
         baseline("rar", "method.item_threshold=0"),
