@@ -36,6 +36,7 @@ from racelab.experiments.types import (
 G = 4
 NAN = math.nan
 RUBRIC = Rubric((Criterion("Is short", 3.0), Criterion("Is kind", 2.0)), "- Is short | 3\n- Is kind | 2")
+RAW = Rubric((Criterion("no rubric", 1.0),), "no rubric")
 SPREAD = (0.1, 0.9, 0.3, 0.5)
 
 
@@ -53,6 +54,8 @@ class World:
         self.taken = self.answers = 0
         self.unusable: set[int] = set()
         """Numbers of the rubrics, of one prompt in one call, that do not parse."""
+        self.raw = False
+        """Whether the raw text stands in for those."""
 
     def take(self, n: int) -> list[Prompt]:
         self.taken += n
@@ -69,7 +72,7 @@ class World:
     def rubrics(self, prompts: Sequence[Prompt], n: int, rng: Any) -> list[list[Candidate]]:
         return [
             [
-                Candidate(sample("no rubric"), None, False)
+                Candidate(sample("no rubric"), RAW if self.raw else None, False)
                 if i in self.unusable
                 else Candidate(sample(RUBRIC.text), RUBRIC, True)
                 for i in range(n)
@@ -379,6 +382,21 @@ def test_unusable_candidates_get_the_configured_reward(configured, expected):
     world.unusable = {3}
     _, (record,) = run(method, 1, state)
     assert record.tables["rubric_groups"][0]["final_rewards"] == [1.0, 1.0, 1.0, expected]
+
+
+def test_a_stand_in_of_raw_text_is_judged_but_has_not_the_form():
+    """Margin 1/5, f = 1/2: 1/2 x 1/5 + 1/2 for a rubric of two criteria, 1/2 x 1/5 for the text that does not parse."""
+    world = World([SPREAD] * 4, [(0.7, 0.5)] * 8)
+    method = evolm(world, "method.rubric_reward.base=margin", "method.rubric_reward.format_weight=0.5")
+    state, _ = run(method, 2)
+    world.unusable, world.raw = {3}, True
+    _, (record,) = run(method, 1, state)
+    row = record.tables["rubric_groups"][0]
+    assert row["final_rewards"] == pytest.approx([0.6, 0.6, 0.6, 0.1])
+    assert row["usable"] == 4
+    assert record.metrics["cost/calls/judge_eval"] == 16.0
+    assert record.metrics["health/cost_mismatch"] == 0.0
+    assert record.metrics["evolm/valid_frac"] == 0.75
 
 
 def test_a_missing_score_is_no_reward():

@@ -11,7 +11,8 @@ Deviations from Li et al.'s code, and choices:
   * a rubric step masks nothing, as RACE's: an entry whose candidates all score the same still gets the KL gradient
     (their code drops it);
   * a rubric has the valid form if it has two criteria or more, all of them with a weight above 0, and the weights sum
-    to 1 within 0.15. With `rubric.format=lines` the sum is not looked at: that template asks for weights of 1 to 10.
+    to 1 within 0.15. With `rubric.format=lines` the sum is not looked at: that template asks for weights of 1 to 10;
+  * with `rubric.on_parse_failure=raw_text` a text that does not parse is judged as it stands, without the valid form.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Evolm:
         clock.lap("gen_s")
         scored = parts.judge.score(
             [
-                JudgeItem(old.prompt, c.rubric if c.valid else None, (new, old.answer))
+                JudgeItem(old.prompt, c.rubric, (new, old.answer))
                 for old, new, group in zip(drawn.answers, fresh, candidates, strict=True)
                 for c in group
             ]
@@ -213,7 +214,7 @@ class Evolm:
     ) -> evolm_record.Outcome:
         """Margins and rewards [N, G]; the judge's two scores per candidate come fresh answer first."""
         reward = self.config.rubric_reward
-        usable_NG = np.array([[c.valid for c in group] for group in candidates])
+        usable_NG = np.array([[c.rubric is not None for c in group] for group in candidates])
         valid_NG = np.array([[self._valid(c) for c in group] for group in candidates])
         pairs = np.array(scored.scores, dtype=np.float64).reshape(*usable_NG.shape, 2)
         margins_NG = new_margins(pairs[..., 0], pairs[..., 1])

@@ -48,7 +48,7 @@ class Outcome:
         drawn: the old answers.
         fresh: a new answer to each of their prompts.
         margins_NG: m; NaN where a score is missing.
-        usable_NG: True where the rubric parsed.
+        usable_NG: True where there is a rubric to judge: it parsed, or its raw text stands in.
         valid_NG: True where it has the form asked for.
     """
 

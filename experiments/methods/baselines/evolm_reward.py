@@ -64,14 +64,14 @@ def final_rewards(
     format_weight: float = 0.0,
     invalid_reward: float = math.nan,
 ) -> FloatArray:
-    """What GRPO sees: (1 - f) base + f valid for a usable rubric, `invalid_reward` for one that did not parse.
+    """What GRPO sees: (1 - f) base + f valid where there is a rubric to judge, `invalid_reward` where there is none.
 
     A usable rubric whose judge call failed keeps NaN: the rubric is not to blame.
 
     Args:
         base_G: base rewards [G].
         valid_G: True where the rubric has the form asked for [G]; stricter than usable.
-        usable_G: True where it parsed [G].
+        usable_G: True where it parsed, or its raw text stands in [G].
         format_weight: f in [0, 1].
         invalid_reward: NaN leaves unusable candidates out of the group.
     """
