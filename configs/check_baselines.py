@@ -17,6 +17,8 @@ from racelab.configs.findings import (
 from racelab.configs.schema import (
     Config,
     EvolmConfig,
+    FileData,
+    HubData,
     RarConfig,
     RlcerConfig,
     RrdConfig,
@@ -72,6 +74,15 @@ def _rlcer(config: Config, m: RlcerConfig) -> Iterator[Finding]:
         yield warn("method.item_threshold", f"{m.item_threshold:g}", reason, 0.5)
 
 
+def _rules(config: Config, m: RlcerConfig) -> Iterator[Finding]:
+    """Prompts that no rule comes with: nothing says which answers are right."""
+    reason = "RLCER asks a prompt's own rule whether an answer is right, and no prompt has one: the run stops at once"
+    if isinstance(config.data, HubData):
+        yield Finding("error", "data.source", "hub", reason, "data=package")
+    elif isinstance(config.data, FileData) and config.data.check_field is None:
+        yield error("data.check_field", "null", reason, "check")
+
+
 def _roles_first(config: Config, m: RubricArmConfig) -> Iterator[Finding]:
     """Generator and judge come first; a limit on all steps may leave none for the policy."""
     before, limit = m.cycles * (m.generator_steps + m.judge_steps), config.run.max_steps
@@ -109,6 +120,7 @@ _RULES: tuple[tuple[type | tuple[type, ...], Callable[[Config, Any], Iterator[Fi
     (EvolmConfig, _alternation),
     (EvolmConfig, _buffer),
     (RlcerConfig, _rlcer),
+    (RlcerConfig, _rules),
     (RubricArmConfig, _roles_first),
     (RrdConfig, _splits),
     ((RarConfig, RrdConfig), _items),
