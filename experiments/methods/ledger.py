@@ -14,8 +14,8 @@ Calls = Mapping[str, int]
 """Kind of call -> number.
 
 policy_gen and rubric_gen: sequences sampled; judge_eval: answers scored by the frozen judge, the verifier or the reward
-model; learner_samples: sequences in the learner's batch; external_calls: requests to an API model (also counted under
-what they were made for).
+model; learner_samples: sequences in the learner's batch; external_calls: requests for an API model, those included
+that a cache answered (also counted under what they were made for).
 """
 
 KINDS = ("policy_gen", "rubric_gen", "judge_eval", "learner_samples", "external_calls")

@@ -397,13 +397,14 @@ def test_checks_that_never_come_drop_nothing():
     assert record.tables["rrd_rounds"][0]["items"] == 4
 
 
-def test_a_cache_changes_the_count_of_calls_and_nothing_else():
+def test_a_cache_changes_what_is_paid_and_nothing_else():
     chat = ScriptedChat(lambda r: script(r) or "no idea", remember=True)
     fresh, again = (method(World(judged), chat) for _ in range(2))
     (_, first), (_, second) = fresh.step(fresh.start()), again.step(again.start())
     # within the first course nothing is asked twice, whatever the round
     assert calls(first, "external_calls") == (24, 24, 1)
-    assert calls(second, "external_calls") == (0, 0, 1)
+    assert calls(second, "external_calls") == (24, 24, 1)
+    assert [first.metrics["cost/api/cached"], second.metrics["cost/api/cached"]] == [0, 24]
     assert (first.metrics["health/cost_mismatch"], second.metrics["health/cost_mismatch"]) == (0, 0)
     assert first.tables == second.tables
 

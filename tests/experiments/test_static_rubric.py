@@ -17,7 +17,7 @@ from racelab.experiments.methods.baselines.rar import rar
 from racelab.experiments.methods.baselines.rrd import rrd
 from racelab.experiments.methods.baselines.static_rubric import prompted
 from racelab.experiments.models.api import ApiModel, ApiSettings
-from racelab.experiments.models.chat import ChatRequest
+from racelab.experiments.models.chat import Calls, ChatRequest
 from racelab.experiments.models.generator import Candidate, SamplingSettings
 from racelab.experiments.models.prompts.templates import RUBRIC_JSON
 from racelab.experiments.models.proposals import proposal_sampling
@@ -116,12 +116,14 @@ def test_what_cannot_be_used_is_nan_costs_no_judge_call_and_is_asked_again_with_
     assert [g.prefix for g in world.batches[1].groups] == [(7, 1)]
 
 
-def test_what_a_cache_answers_is_no_call_to_the_api():
+def test_what_a_cache_answers_is_counted_as_such():
+    """So a step that is repeated after a kill logs the same calls, and what was paid can be told."""
     chat = ScriptedChat(lambda r: GOOD, remember=True)
-    for expected in ((2, 2, 2), (0, 0, 2)):
+    for cached in (0, 2):
         method = api(World(by_number, prompts=2), chat)
         _, record = method.step(method.start())
-        assert calls(record, "external_calls") == expected
+        assert calls(record, "external_calls") == (2, 2, 2)
+        assert record.metrics["cost/api/cached"] == cached
         assert calls(record, "rubric_gen") == (2, 2, 2)
         assert record.metrics["health/cost_mismatch"] == 0
 
@@ -149,6 +151,30 @@ def test_a_prompt_that_comes_twice_in_a_step_is_asked_about_once():
     assert calls(record, "judge_eval") == (4 * G, 4 * G, 2 * G)
     assert record.metrics["train/static_rubric/asked_frac"] == 0.5
     assert record.metrics["health/cost_mismatch"] == 0
+
+
+def test_the_clients_counts_are_sums_over_the_rounds_of_a_step():
+    """Three rounds of two new prompts each, and p3 never gets a reply: 6 requests, 1 failed, 5 x 7 tokens."""
+
+    class Counting(ScriptedChat):
+        @property
+        def calls(self) -> Calls:
+            had = self._calls.made - self._calls.failed
+            return self._calls + Calls(prompt_tokens=7 * had, completion_tokens=9 * had, retried=2 * had)
+
+    chat = Counting(lambda r: None if "matter 3" in r.user else GOOD)
+    method = api(World(lambda t, i: 0.5), chat, "method.active_sampling_rounds=3")
+    state, first = method.step(method.start())
+    _, second = method.step(state)
+    counts = [
+        {k.rpartition("/")[2]: v for k, v in r.metrics.items() if k.startswith("cost/api/")}
+        for r in (first, second)
+    ]
+    assert counts == [
+        {"cached": 0, "retried": 10, "failed": 1, "prompt_tokens": 35, "completion_tokens": 45},
+        {"cached": 0, "retried": 12, "failed": 0, "prompt_tokens": 42, "completion_tokens": 54},
+    ]
+    assert calls(first, "external_calls") == (6, 6, 2)
 
 
 def test_a_resumed_run_goes_on_with_the_same_rubrics():
@@ -277,7 +303,11 @@ def test_over_a_real_client_and_a_server(name, make, tmp_path):
             assert record.metrics["health/cost_mismatch"] == 0
             assert record.metrics["health/rubric_parse_fail"] == 0
             measured, _, printed = calls(record, "external_calls")
-            assert (measured >= printed) if run == 0 else (measured == 0)
+            cached = record.metrics["cost/api/cached"]
+            assert measured >= printed
+            asked = len(server.requests) if run == 0 else 0
+            assert asked == measured - cached
+            assert (record.metrics["cost/api/prompt_tokens"] > 0) == (run == 0)
             assert all(math.isfinite(r) for g in record.tables["groups"] for r in g["rewards"])
 
 

@@ -62,6 +62,7 @@ class Scored:
         written: further samples of the trained model (RLCER's rubrics), for tokens per second.
         tables: further rows; `step` is added.
         metrics: further metrics; the mean over the rounds of a step, by their prompts, is kept.
+        totals: further metrics; the sum over the rounds of a step is kept.
         gen_s: seconds of scoring in which the trained model wrote (its rubrics); the rest is the judge's.
         detail: whatever the method itself wants to find again.
         unusable: share of rubrics that could not be used; None: the share of None in `rubrics`. 0 for a scorer that
@@ -78,6 +79,7 @@ class Scored:
     written: tuple[Sample, ...] = ()
     tables: Mapping[str, list[dict[str, object]]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    totals: Mapping[str, float] = field(default_factory=dict)
     gen_s: float = 0.0
     detail: Any = None
     unusable: float | None = None
@@ -243,6 +245,7 @@ def _policy_record(
             add({"policy_gen": g * n, "learner_samples": g * n}, scored[0].printed),
         ),
         **_mean_metrics(scored),
+        **_sum_totals(scored),
     }
     rows = zip(groups, batch.seen, batch.routes, strict=True)
     tables: dict[str, list[dict[str, object]]] = {
@@ -414,6 +417,11 @@ def _mean_metrics(scored: Sequence[Scored]) -> dict[str, float]:
         name: float(np.average([s.metrics[name] for s in rounds], weights=_sizes(rounds)))
         for name, rounds in found.items()
     }
+
+
+def _sum_totals(scored: Sequence[Scored]) -> dict[str, float]:
+    names = dict.fromkeys(name for s in scored for name in s.totals)
+    return {name: float(sum(s.totals.get(name, 0.0) for s in scored)) for name in names}
 
 
 def _failures(scored: Sequence[Scored]) -> JudgeScores:

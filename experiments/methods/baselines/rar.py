@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from racelab.configs import schema
 from racelab.experiments.methods.baselines.static_rubric import Aggregation, StaticRubrics, WholeRubric
 from racelab.experiments.methods.baselines.static_sources import ChatSource, Source, Written, open_proposer
+from racelab.experiments.models.chat import Calls
 from racelab.experiments.models.items import ItemQuestion, judge_items, weighted_share
 from racelab.experiments.models.prompts.rar import PROPOSE
 from racelab.experiments.models.proposals import RarItem, read_rar
@@ -112,9 +113,9 @@ class Predefined:
         """See `Source`."""
         return PREDEFINED
 
-    def spent(self) -> tuple[int, int]:
+    def spent(self) -> tuple[int, Calls]:
         """See `Source`."""
-        return 0, 0
+        return 0, Calls()
 
 
 class ItemByItem:

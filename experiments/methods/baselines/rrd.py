@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from racelab.configs import schema
 from racelab.experiments.methods.baselines.common import PolicyOnly, Scored, text_sample
 from racelab.experiments.methods.baselines.rrd_growth import Growth, grow
-from racelab.experiments.methods.baselines.static_sources import open_proposer
+from racelab.experiments.methods.baselines.static_sources import api_costs, open_proposer
 from racelab.experiments.methods.ledger import Calls
 from racelab.experiments.models.items import weighted_share
 from racelab.experiments.models.proposals import Proposer
@@ -40,8 +40,9 @@ class RrdScorer:
             Growth(self._config, self._proposer, p, tuple(ys))
             for p, ys in zip(prompts, responses, strict=True)
         ]
-        asked, made = self._proposer.asked, self._proposer.made
+        asked, before = self._proposer.asked, self._proposer.calls
         judged = grow(growths, self._proposer, self._judge, self._config.item_threshold)
+        used, requests = self._proposer.calls - before, sum(sum(g.asked.values()) for g in growths)
         rubrics = tuple(_rubric(g) for g in growths)
         cells = sum(len(g.responses) * len(g.items) for g in growths)
         return Scored(
@@ -49,13 +50,12 @@ class RrdScorer:
             rubrics=rubrics,
             rubric_samples=tuple(text_sample(r.text if r else "") for r in rubrics),
             judged=judged,
-            measured=self._calls(self._proposer.asked - asked, judged.calls, self._proposer.made - made),
-            expected=self._calls(
-                sum(sum(g.asked.values()) for g in growths), cells, sum(g.uncached for g in growths)
-            ),
+            measured=self._calls(self._proposer.asked - asked, judged.calls, used.made + used.cached),
+            expected=self._calls(requests, cells, requests),
             printed=self._calls(len(prompts), cells, len(prompts)),
             tables={"rrd_rounds": [row for g in growths for row in g.rows]},
             metrics=_metrics(growths),
+            totals=api_costs(used) if self._config.proposer == "api" else {},
         )
 
     def _calls(self, rubrics: int, judge: int, external: int) -> Calls:

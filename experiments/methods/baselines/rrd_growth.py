@@ -82,7 +82,6 @@ class Growth:
         rejected: candidates that were not added, in all rounds.
         rows: of `rrd_rounds`; round 0 is the proposal and its pruning.
         asked: requests to the proposer, by what they were for.
-        uncached: requests that no cache answered.
     """
 
     config: schema.RrdConfig
@@ -97,7 +96,6 @@ class Growth:
     asked: dict[str, int] = field(
         default_factory=lambda: {"proposal": 0, "split": 0, "check": 0, "weight": 0}
     )
-    uncached: int = 0
 
     def run(self) -> Asking[None]:
         """Steps 1 to 6, the reward aside."""
@@ -202,7 +200,6 @@ class Growth:
             return ()
         got = yield Ask(requests=tuple(requests))
         self.asked[kind] += len(requests)
-        self.uncached += sum(not r.cached for r in got.replies)
         return got.replies
 
     def _row(self, round_: int, *, added: int, rejected: int) -> None:

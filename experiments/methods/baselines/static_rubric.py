@@ -26,6 +26,7 @@ from racelab.experiments.methods.baselines.static_sources import (
     RoleSource,
     Source,
     Written,
+    api_costs,
     open_proposer,
 )
 from racelab.experiments.methods.ledger import Calls
@@ -119,10 +120,11 @@ class StaticScorer:
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Sample]]) -> Scored:
         """Rewards under the prompts' static rubrics; asks for those that are not there yet."""
-        before = self._source.spent()
+        asked, before = self._source.spent()
         new = {p.prompt_id: p for p in prompts if p.prompt_id not in self.rubrics}
         written = self._write(list(new.values()))
-        after = self._source.spent()
+        asked_now, now = self._source.spent()
+        used = now - before
         texts = [self.rubrics.get(p.prompt_id) for p in prompts]
         rubrics = [
             None if t is None else self._source.read(t, p) for t, p in zip(texts, prompts, strict=True)
@@ -135,11 +137,11 @@ class StaticScorer:
             rubrics=tuple(rubrics),
             rubric_samples=tuple(text_sample(t or "") for t in texts),
             judged=judged,
-            measured=self._calls(after[0] - before[0], judged.calls, after[1] - before[1]),
+            measured=self._calls(asked_now - asked, judged.calls, used.made + used.cached),
             expected=self._calls(
                 sum(w.tries for w in written),
                 sum(g * self._aggregation.per_answer(r) for r, g in rows),
-                sum(w.uncached for w in written),
+                sum(w.tries for w in written),
             ),
             printed=self._calls(
                 len(prompts) * self._source.per_prompt,
@@ -148,6 +150,7 @@ class StaticScorer:
             ),
             tables={"static_rubrics": [self._row(i, w) for i, w in zip(new, written, strict=True)]},
             metrics={"train/static_rubric/asked_frac": len(new) / len(prompts)},
+            totals=api_costs(used) if self._source.external else {},
         )
 
     def _write(self, prompts: Sequence[Prompt]) -> list[Written]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from racelab.configs import schema
 from racelab.experiments.errors import ConfigError
+from racelab.experiments.models.chat import Calls
 from racelab.experiments.models.generator import Generator
 from racelab.experiments.models.prompts.template import RoleTemplate
 from racelab.experiments.models.proposals import Proposer
@@ -27,13 +28,11 @@ class Written:
         text: the last reply, None if none came.
         rubric: None if no try gave a usable one.
         tries: replies asked for.
-        uncached: of `tries`, those that no cache answered.
     """
 
     text: str | None = None
     rubric: Rubric | None = None
     tries: int = 0
-    uncached: int = 0
 
 
 class Source(Protocol):
@@ -51,8 +50,8 @@ class Source(Protocol):
     def read(self, text: str, prompt: Prompt) -> Rubric | None:
         """The rubric in a text that was kept."""
 
-    def spent(self) -> tuple[int, int]:
-        """(rubrics asked for, requests that an API was put) so far."""
+    def spent(self) -> tuple[int, Calls]:
+        """(rubrics asked for, what the chat model counted) so far."""
 
 
 class ChatSource:
@@ -77,13 +76,12 @@ class ChatSource:
             )
             for i, reply in zip(open_, replies, strict=True):
                 rubric = None if reply.text is None else self.read(reply.text, prompts[i])
-                asked = written[i].uncached + (not reply.cached)
-                written[i] = Written(reply.text, rubric, n + 1, asked)
+                written[i] = Written(reply.text, rubric, n + 1)
         return written
 
-    def spent(self) -> tuple[int, int]:
+    def spent(self) -> tuple[int, Calls]:
         """See `Source`."""
-        return self._proposer.asked, self._proposer.made
+        return self._proposer.asked, self._proposer.calls
 
 
 class RoleSource:
@@ -106,15 +104,21 @@ class RoleSource:
         rng = torch_generator(self._seed, f"static-rubric:{prompt.prompt_id}", drawn)
         ((candidate,),) = self._generator.rubrics([prompt], 1, rng)
         self._written += 1
-        return Written(candidate.sample.text, candidate.rubric, tries=1, uncached=1)
+        return Written(candidate.sample.text, candidate.rubric, tries=1)
 
     def read(self, text: str, prompt: Prompt) -> Rubric | None:
         """See `Source`."""
         return self._generator.parse(text, prompt).rubric
 
-    def spent(self) -> tuple[int, int]:
+    def spent(self) -> tuple[int, Calls]:
         """See `Source`."""
-        return self._written, 0
+        return self._written, Calls()
+
+
+def api_costs(calls: Calls) -> dict[str, float]:
+    """The `cost/api` metrics of one scoring; what was paid for is `cost/calls/external_calls` without `cached`."""
+    kinds = ("cached", "retried", "failed", "prompt_tokens", "completion_tokens")
+    return {f"cost/api/{kind}": float(getattr(calls, kind)) for kind in kinds}
 
 
 def open_proposer(config: schema.StaticRubricCommon, parts: Parts) -> Proposer:
