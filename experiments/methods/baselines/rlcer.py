@@ -11,6 +11,8 @@ Deviations from Sheng et al.'s code, and choices:
   * with `rubric.format=lines` items have no category and no negative points;
   * an answer too long for a rubric behind it in the window gets none, and its rubric no reward (NaN);
   * where `active_sampling_rounds` drops groups, their rubrics are not trained either;
+  * the rubric step comes behind the policy step on shared weights, so its rubrics are of weights one update older; as
+    everywhere here, the gradient takes them as on-policy;
   * the run ends after the rubric step that belongs to the last policy step;
   * rewards of the policy lie in [-outcome_weight, outcome_weight + cot_weight] and are logged as they are. The shares
     of groups above 0.8 and below 0.2, which suppose scores in [0, 1], are left out of the metrics.
