@@ -91,7 +91,7 @@ class AnswerRubricWriter:
         return AnswerRubric(prefix, sample, self.parse(sample.text, prompt))
 
     def _lines(self, text: str, prompt: Prompt) -> Rubric | None:
-        parsed = parse_rubric(text, self.parsing, prompt.text)
+        parsed = parse_rubric(text, replace(self.parsing, max_weight=MAX_POINTS), prompt.text)
         return parsed.rubric if parsed.valid else None
 
     def _json(self, text: str, prompt: Prompt) -> Rubric | None:
@@ -109,9 +109,10 @@ _UNWRITTEN = Sample((), (), "", False)
 
 
 def _rows(value: object) -> list[tuple[str, float]]:
-    """(criterion, points) of each object in a JSON list, or in the first list of a JSON object."""
-    if isinstance(value, dict):
-        value = next((value[k] for k in _LIST_KEYS if isinstance(value.get(k), list)), None)
+    """(criterion, points) of each object in a JSON list, or in the first list of a JSON object, two levels deep."""
+    for _ in range(2):
+        if isinstance(value, dict):
+            value = next((value[k] for k in _LIST_KEYS if isinstance(value.get(k), list | dict)), None)
     if not isinstance(value, list):
         return []
     return [

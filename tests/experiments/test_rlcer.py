@@ -257,6 +257,8 @@ PROMPT = Prompt("p", "Name a colour.", check=RED)
             items(*((f"Item number {i}", -1) for i in range(9))),
             [(f"Item number {i}", -1.0) for i in range(4)],
         ),
+        (f'{{"rubric": {items(("Checks itself", 4))}}}', [("Checks itself", 4.0)]),
+        (f'{{"rubric": {{"rubric": {items(("Checks itself", 4))}}}}}', None),
         (items(), None),
         ('{"items": "none"}', None),
         ('{"items": [{"criterion": "Cut off", "points": 1}', None),
@@ -277,6 +279,12 @@ def test_lines_have_weights_and_copies_of_the_examples_are_dropped():
     assert found is not None
     assert [(c.text, c.weight) for c in found.criteria] == [("Names a colour", 2.0)]
     assert writer(format="lines", min_criteria=2).parse(text, PROMPT) is None
+
+
+def test_lines_have_at_most_five_points():
+    found = writer(format="lines").parse("Names a colour | 6\n- Is one word | 5\n- Is red | 10", PROMPT)
+    assert found is not None
+    assert [(c.text, c.weight) for c in found.criteria] == [("Is one word", 5.0)]
 
 
 def test_every_answer_is_asked_about_by_itself_in_one_batch():
