@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +29,28 @@ def console(stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """One line of talk, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One line of talk, on stderr; that nobody reads there any more changes nothing."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        discard(sys.stderr)
+
+
+@contextlib.contextmanager
+def results() -> Iterator[None]:
+    """Around the last words of a command that did something: without a reader they are lost, its exit code is not."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+
+
+def discard(stream: TextIO) -> None:
+    """Sends a stream whose reader (head, tee) has gone to the null device, what waits in its buffer included."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def print_json(value: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -89,13 +90,28 @@ def _run(command: str, /, **arguments: Any) -> int:
     body = getattr(importlib.import_module(module), function)
     try:
         code = body(**arguments)
+    except BrokenPipeError as error:
+        if not _reader_gone():  # another pipe or a socket; Typer would say nothing of it
+            raise RuntimeError(f"a connection broke: {error}") from error
+        # The reader (head, less) has gone; nothing more can be said to it. Typer would make it a failure.
+        _discard(sys.stdout)
+        return 0
+    try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, less) has gone; nothing more can be said to it. Typer would make it a failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _discard(sys.stdout)
     assert isinstance(code, int)
     return code
+
+
+def _reader_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))
+    except (OSError, ValueError):  # no file at all
+        return False
 
 
 def _print_version(wanted: bool) -> None:
@@ -206,7 +222,12 @@ def baseline(
 
 @app.command()
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A grid (YAML with name, base, axes, seeds), or the name of one that ships.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A grid (YAML with name, base, axes, seeds), or the name of one that ships."
+        ),
+    ],
     overrides: Overrides = None,
     seeds: Seeds = None,
     jobs: Jobs = 1,
@@ -456,7 +477,16 @@ def _keep_traceback(error: Exception) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    from racelab.cli.console import discard
+
+    discard(stream)
 
 
 if __name__ == "__main__":

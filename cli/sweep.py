@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from racelab.cli.console import number, on_terminal, print_json, print_table, say, seconds
+from racelab.cli.console import number, on_terminal, print_json, print_table, results, say, seconds
 from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
@@ -115,7 +115,8 @@ def run_cells(name: str, words: Sequence[str], specs: Sequence[Spec], options: O
     with StopRequest() as stop:
         view = make_view(options.json_output)
         result = run_sweep(plan, options.jobs, options.resume, view, stop)
-    _print_result(plan, result, options.json_output)
+    with results():
+        _print_result(plan, result, options.json_output)
     return result.exit_code
 
 

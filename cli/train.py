@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from racelab.cli.console import print_json, say
+from racelab.cli.console import print_json, results, say
 from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
@@ -44,8 +44,9 @@ def train(
     if dry_run:
         return _dry_run(composed, json_output)
     code, result = _start(composed, json_output)
-    if json_output:
-        print_json(result)
+    with results():
+        if json_output:
+            print_json(result)
     return code
 
 
@@ -184,8 +185,9 @@ def _resume(run: str, others: Sequence[str], json_output: bool) -> int:
         os.chdir(started_in)  # relative paths in the config mean what they meant when the run started
     inputs = prepare(composed.config, folder.path.parent)
     code, result = _attempt(composed, folder, inputs, json_output)
-    if json_output:
-        print_json(result)
+    with results():
+        if json_output:
+            print_json(result)
     return code
 
 
@@ -254,12 +256,12 @@ def _say_end(
         write_json_atomic(folder.path / "summary.json", summary)
     if not json_output:
         if outcome.status == "finished":
-            print_summary(summary, end, folder, command(), reference(folder))
+            with results():
+                print_summary(summary, end, folder, command(), reference(folder))
         else:
             say(
                 f"interrupted after step {outcome.step}; go on with: {command()} train --resume {reference(folder)}"
             )
         if waiting and composed.config.tracking.mlflow:
             say(f"{waiting} records wait for MLflow; deliver them with: {command()} sync {reference(folder)}")
-    sys.stdout.flush()
     return outcome.exit_code, {**summary, **end, "run_id": folder.run_id, "path": str(folder.path)}

@@ -5,6 +5,7 @@ A run that was started for another process (a cell of a sweep) also stops when t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -54,7 +55,8 @@ class StopRequest:
             raise KeyboardInterrupt
         if not self.signum:
             self.signum = signum
-            os.write(2, b"stopping at the next safe point; Ctrl-C (again) stops at once\n")
+            with contextlib.suppress(OSError):  # whoever read along may have got the Ctrl-C, too, and be gone
+                os.write(2, b"stopping at the next safe point; Ctrl-C (again) stops at once\n")
 
     def _watch(self, parent: int) -> None:
         """A parent that is gone has the effect of a SIGTERM; nobody is left who could send one."""

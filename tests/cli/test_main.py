@@ -232,6 +232,62 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def with_body(body: str, dead: int) -> subprocess.CompletedProcess[str]:
+    """`racelab doctor` with another body, and with stdout (1) or stderr (2) a pipe that nobody reads."""
+    code = (
+        "import os, sys, types\n"
+        f"sys.modules['fake'] = fake = types.ModuleType('fake')\n"
+        f"exec({body!r}, fake.__dict__)\n"
+        f"r, w = os.pipe(); os.dup2(w, {dead}); os.close(r); os.close(w)\n"
+        "import racelab.cli.main as cli\n"
+        "cli._BODIES['doctor'] = 'fake:body'\n"
+        "cli.main(['doctor'])\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_a_signal_stops_in_order_though_nobody_reads_stderr() -> None:
+    """Ctrl-C in `racelab train 2>&1 | tee log` ends tee first; what the handler says must not fail the step."""
+    body = """
+import os, signal
+from racelab.cli.console import say
+from racelab.experiments.signals import StopRequest
+def body(**_):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        say("saved")
+        say("go on with")
+        print("reached")
+        return stop.exit_code
+"""
+    done = with_body(body, dead=2)
+    assert (done.returncode, done.stdout) == (130, "reached\n")
+
+
+@pytest.mark.parametrize("times", [1, 100_000])
+def test_what_failed_fails_though_nobody_reads_its_results(times: int) -> None:
+    body = f"""
+from racelab.cli.console import results
+def body(**_):
+    with results():
+        print("words " * {times})
+    return 1
+"""
+    done = with_body(body, dead=1)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_another_broken_pipe_than_stdout_is_an_error() -> None:
+    done = with_body("def body(**_): raise BrokenPipeError(32, 'Broken pipe')", dead=0)
+    assert done.returncode == 1
+    assert "a connection broke" in done.stderr
+
+
+def test_an_error_keeps_its_code_though_nobody_reads_it() -> None:
+    body = "from racelab.experiments.errors import ConfigError\ndef body(**_): raise ConfigError('no')"
+    assert with_body(body, dead=2).returncode == 2
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_stream_is_no_error(home: Path, closed: str) -> None:
     """A file that is opened later must not get the closed stream's number either."""
