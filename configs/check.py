@@ -312,6 +312,12 @@ def _planned(config: Config, m: RaceConfig) -> Iterator[Finding]:
         yield warn("method.phase.policy_target", p.policy_target, reason, works, works_key)
 
 
+def _late(config: Config, m: RaceConfig) -> Iterator[Finding]:
+    """Where phases end by themselves or by chance, only the limit on all steps is known beforehand."""
+    if m.phase.mode != "fixed" and config.run.max_steps is not None:
+        yield from late_steps(config, config.run.max_steps)
+
+
 def _plateau(config: Config, m: RaceConfig) -> Iterator[Finding]:
     """tau_imp below every possible Delta_W: no rubric phase ends by Eq 14."""
     p, reward = m.phase, m.rubric_reward
@@ -348,6 +354,7 @@ _RULES: tuple[Callable[[Config, RaceConfig], Iterator[Finding]], ...] = (
     _saturation,
     _phase_lengths,
     _planned,
+    _late,
     _plateau,
     _warm_up,
 )

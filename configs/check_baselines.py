@@ -74,6 +74,12 @@ def _rlcer(config: Config, m: RlcerConfig) -> Iterator[Finding]:
         yield warn("method.item_threshold", f"{m.item_threshold:g}", reason, 0.5)
 
 
+def _joint(config: Config, m: RlcerConfig) -> Iterator[Finding]:
+    """Every policy step is followed by its rubric step."""
+    last, limit = 2 * config.run.policy_updates, config.run.max_steps
+    yield from late_steps(config, last if limit is None else min(last, limit))
+
+
 def _rules(config: Config, m: RlcerConfig) -> Iterator[Finding]:
     """Prompts that no rule comes with: nothing says which answers are right."""
     reason = "RLCER asks a prompt's own rule whether an answer is right, and no prompt has one: the run stops at once"
@@ -120,6 +126,7 @@ _RULES: tuple[tuple[type | tuple[type, ...], Callable[[Config, Any], Iterator[Fi
     (EvolmConfig, _alternation),
     (EvolmConfig, _buffer),
     (RlcerConfig, _rlcer),
+    (RlcerConfig, _joint),
     (RlcerConfig, _rules),
     (RubricArmConfig, _roles_first),
     (RrdConfig, _splits),

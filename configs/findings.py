@@ -96,11 +96,11 @@ def planned_steps(config: Config, policy: int, rubric: int, *, closing: bool = F
 
 
 def late_steps(config: Config, last: int) -> Iterator[Finding]:
-    """Probes and kept checkpoints of steps that a run of `last` steps never comes to."""
+    """Probes and kept checkpoints of steps that a run of at most `last` steps cannot come to."""
     for key, wanted in (("probe.at_steps", config.probe.at_steps), ("eval.at_steps", config.eval.at_steps)):
         reached = [step for step in wanted if isinstance(step, str) or step <= last]
         if len(reached) < len(wanted):
-            reason = f"the run ends with step {last}"
+            reason = f"the run ends with step {last} at the latest"
             yield warn(key, _listed(wanted), reason, _listed(reached))
 
 

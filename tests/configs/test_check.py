@@ -138,6 +138,9 @@ BASELINE_CASES: list[tuple[str, list[str], str]] = [
     ("method.item_threshold", baseline("rlcer", "method.item_threshold=0"), "correlates with nothing"),
     ("data.source", baseline("rlcer", "data=tulu3"), "no prompt has one"),
     ("data.check_field", baseline("rlcer", "data=file", "data.path=prompts.jsonl"), "no prompt has one"),
+    # 32 policy steps, each with its rubric step: 64
+    ("probe.at_steps", baseline("rlcer", "probe.at_steps=[64,65]"), "ends with step 64"),
+    ("eval.at_steps", baseline("rlcer", "run.max_steps=9", "eval.at_steps=[9,10]"), "ends with step 9"),
     ("run.max_steps", baseline("rubric-arm", "run.max_steps=4"), "the first 4 steps"),
     ("probe.at_steps", baseline("rubric-arm", "probe.at_steps=[36,37]"), "ends with step 36"),  # 2 + 2 + 32
     ("method.decomposition_trigger", baseline("rrd", "method.decomposition_trigger=9"), "G = 8 answers"),
@@ -208,6 +211,8 @@ CASES: list[tuple[str, list[str], str]] = [
     # 500 policy steps in phases of 50, nine rubric phases of 50 between them: 950.
     ("probe.at_steps", [*SANE, FIXED, "probe.at_steps=[start,950,951]"], "ends with step 950"),
     ("eval.at_steps", [*SANE, FIXED, "eval.at_steps=[951]"], "ends with step 950"),
+    ("probe.at_steps", [*SANE, "run.max_steps=90", "probe.at_steps=[start,90,91]"], "ends with step 90"),
+    ("eval.at_steps", [*SANE, RANDOM, "run.max_steps=90", "eval.at_steps=[91]"], "ends with step 90"),
     (
         "method.phase.tau_imp",  # c = 1: rewards of -1 after rewards of 1 are a change of -2
         [*SANE, "method.phase.tau_imp=-2.1", "method.phase.tau_imp_range=[-3,0.05]"],
