@@ -60,7 +60,8 @@ class PoolConfig(Section):
     def _fits(self) -> PoolConfig:
         if self.min_pool > self.capacity:
             raise ValueError(
-                f"min_pool {self.min_pool} is above capacity {self.capacity}: no phase could switch"
+                f"min_pool {self.min_pool} is above capacity {self.capacity}: no phase could switch; "
+                f"take at most {self.capacity}"
             )
         return self
 

@@ -236,6 +236,7 @@ def test_any_name_survives_when_quoted(name: str) -> None:
         ("method.phase.tau_imp=nan", ["method.phase.tau_imp=nan", "finite"]),
         ("method.rubric_reward.invalid_reward=inf", ["finite"]),
         ("method.phase.window=15", ["method.phase: max_rubric_steps 20 is below 2 x window = 30"]),
+        ("method.pool.min_pool=4096", ["above capacity 2048", "take at most 2048"]),
         ("backend.nodes=2", ["backend.nodes=2 needs backend=verl"]),
         ("method.routing={mde: full}", ["method.routing.mde=full", "did you mean method.routing.mode"]),
         ("data.path=x", ["not a key of data=package-tiny", "choose data=file"]),
