@@ -356,6 +356,10 @@ def test_judge_update():
         "learner_samples": 8,
         "learner_samples_expected": 8,
     }
+    assert record.metrics["race/judge_reward/mean"] == np.mean([r["reward"] for r in rows])
+    assert record.metrics["race/judge_reward/unusable_frac"] == 0.0
+    assert record.status["reward"] == record.metrics["race/judge_reward/mean"]
+    assert not any(name.startswith("race/rubric_reward/") for name in record.metrics)
     assert record.status["phase"] == "judge"
     assert record.metrics["race/arm/says_a_frac"] == 0.5
     assert record.metrics["health/judge_parse_fail"] == 2.0
@@ -377,7 +381,7 @@ def test_pairs_without_a_usable_rubric_are_left_out_of_the_judge_update():
     world.candidate = Candidate(sample("noise"), None, False)
     _, record = arm(world).step(JUDGE)
     assert world.batches[0].groups == ()
-    assert record.metrics["race/rubric_reward/unusable_frac"] == 1.0
+    assert record.metrics["race/judge_reward/unusable_frac"] == 1.0
     assert record.metrics["health/cost_mismatch"] == 0.0
     assert "race/arm/judge_accuracy" not in record.metrics
 

@@ -280,7 +280,7 @@ class RoleUpdate:
         printed: RACE Tables 14 and 15, where they speak of the method.
         tables: rows; `step` is added.
         metrics: further metrics.
-        role: rubric, or judge.
+        role: who was updated; the rewards of `judge` are a series of their own.
     """
 
     rewards_NG: FloatArray
@@ -296,14 +296,19 @@ class RoleUpdate:
     role: str = "rubric"
 
 
+_REWARD_SECTIONS = {"judge": "race/judge_reward"}
+"""Role -> where its rewards are logged, if it writes no rubrics."""
+
+
 def role_record(place: Place, update: RoleUpdate, seconds: dict[str, float]) -> StepRecord:
     """The record of such an update."""
     perf = records.perf_metrics(seconds, update.samples)
-    rewards = records.reward_metrics("race/rubric_reward", np.ravel(update.rewards_NG))
+    section = _REWARD_SECTIONS.get(update.role, "race/rubric_reward")
+    rewards = records.reward_metrics(section, np.ravel(update.rewards_NG))
     metrics = {
         **place.clock(rubric=True),
         **rewards,
-        "race/rubric_reward/unusable_frac": update.unusable_frac,
+        f"{section}/unusable_frac": update.unusable_frac,
         **records.optim_metrics(update.stats),
         **records.health_metrics(update.judged, update.unusable_frac),
         **perf,
@@ -313,7 +318,7 @@ def role_record(place: Place, update: RoleUpdate, seconds: dict[str, float]) -> 
     tables = {name: [{"step": place.step, **row} for row in rows] for name, rows in update.tables.items()}
     status = place.status(
         update.role,
-        rewards.get("race/rubric_reward/mean", math.nan),
+        rewards.get(f"{section}/mean", math.nan),
         perf["perf/rollout/tokens_per_s"],
         seconds["step_s"],
     )

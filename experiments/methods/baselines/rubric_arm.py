@@ -14,6 +14,8 @@ judge update samples P rubrics (rubric_gen) and G verdicts behind each usable on
 counted as judge_eval too, for they judge. RACE prints nothing about either; of the policy update it prints
 1 rubric and G scores a prompt.
 
+The rewards of a judge update are logged as `race/judge_reward/*`, the generator's as `race/rubric_reward/*`.
+
 Deviations from the published code and choices where RACE is silent:
   * their published code trains no judge; here both roles are trained, as RACE describes the method;
   * their policy reward compares with the pair's preferred answer in both orders (2 G verdicts a prompt); RACE has G
