@@ -6,6 +6,8 @@ Choices where the published code does otherwise or RACE is silent:
   * an answer beyond the reward model's `max_length` has no score.
 
 `source=fit` is for runs of the embedded size: a head on the untrained policy, fitted to preference pairs at the start.
+The run keeps the head and the name of the model below it, not a folder that `AutoModelForSequenceClassification` loads,
+which would be a second copy of that model; `reward_model.export_classifier` makes such a folder of it.
 """
 
 from __future__ import annotations
