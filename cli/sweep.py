@@ -102,6 +102,7 @@ def run_cells(name: str, words: Sequence[str], specs: Sequence[Spec], options: O
         raise ConfigError("--resume goes on and --fresh starts anew; leave one of them out")
     cells = make_cells(specs, options.config_dirs)
     root = _root(cells)
+    _refuse_credentials(cells)
     plan = make_plan(name, shlex.join(["racelab", *words]), root, cells, options.fresh)
     statuses = plan.statuses()
     _say_findings(cells)
@@ -125,6 +126,18 @@ def _root(cells: Sequence[Cell]) -> Path:
     if len(roots) > 1:
         raise ConfigError(f"run.root is one folder for all cells of a sweep, not {' and '.join(roots[:2])}")
     return run_root(roots[0])
+
+
+def _refuse_credentials(cells: Sequence[Cell]) -> None:
+    """Raises ConfigError for a tracking address with a password: a cell reads its config from its folder, without."""
+    from racelab.experiments.tracking.mlflow_store import without_credentials
+
+    for uri in {cell.config.tracking.uri for cell in cells}:
+        if without_credentials(uri) != uri:
+            raise ConfigError(
+                "tracking.uri holds a user or a password, which the cells would not get: no file keeps it; leave it "
+                f"out (tracking.uri={without_credentials(uri)}) and export the whole address as MLFLOW_TRACKING_URI"
+            )
 
 
 def _say_findings(cells: Sequence[Cell]) -> None:

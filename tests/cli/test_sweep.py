@@ -286,6 +286,18 @@ def test_show_and_runs_know_a_sweep_without_training(tmp_path: Path, call: Calla
     assert "is a sweep; go on with: racelab sweep tiny.yaml" in refused.err
 
 
+def test_a_password_in_the_tracking_address_is_refused_since_no_cell_would_get_it(
+    tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    words = ("train", "--seeds", "0,1", "--dry-run", f"run.root={tmp_path / 'runs'}")
+    refused = call(*words, "tracking.uri=http://ann:s3cret@host:5000")
+    assert refused.code == 2
+    assert "leave it out (tracking.uri=http://host:5000)" in refused.err
+    assert "export the whole address as MLFLOW_TRACKING_URI" in refused.err
+    assert "s3cret" not in refused.err
+    assert call(*words, "tracking.uri=http://host:5000").code == 0
+
+
 def test_a_grid_that_ships_is_named_without_its_path(tmp_path: Path, call: Callable[..., Any]) -> None:
     words = (f"run.root={tmp_path}", "--dry-run", "--json")
     by_name = call("sweep", "quarantine-target", *words).json()
