@@ -158,14 +158,23 @@ _PROBE = {
 }
 
 
+_OF_GROUPS = frozenset({"sigma_zero_frac", "all_ge_0_8_frac"})
+"""Rates that depend on how many responses a group has."""
+
+
 def _probe(probe: Mapping[str, Any]) -> None:
     found = probe.get("checkpoints", [])
     if not found:
         return
     print()
     print(f"Rubric probe ({number(found[-1].get('n_prompts'), 0)} fixed prompts)")
+    size = found[-1].get("group_size")
+    each = "" if size is None else f" ({number(size, 0)} responses each)"
     rows = [
-        [name, *(number(c.get(key), 0 if key == "criterion_chars_mean" else 2) for c in found)]
+        [
+            name + each * (key in _OF_GROUPS),
+            *(number(c.get(key), 0 if key == "criterion_chars_mean" else 2) for c in found),
+        ]
         for name, key in _PROBE.items()
         if any(c.get(key) is not None for c in found)
     ]

@@ -7,7 +7,7 @@ all methods and data sets can be compared. A probe draws from generators of its 
 Deviations from the paper:
   * the 100 prompts are ours; the paper's are not published, save the rectangle prompt;
   * Table 13 counts groups of the training batches; `probe_groups` those on the probe prompts (the metrics
-    `race/signal` count the training batches);
+    `race/signal` count the training batches), with `probe.group_size` responses each: fewer are equal more often;
   * every method's rubrics are those of the trained model's rubric role, even where the method takes its rubrics from
     elsewhere: then the probe shows what happens to a role that is not trained.
 """
@@ -125,7 +125,7 @@ class RubricProbe:
             if self.config.group_size:
                 rewards = self._rewards(model, judge, prompts, written)
                 found, tables["probe_groups"] = group_statistics(prompts, rewards, label)
-                metrics |= found
+                metrics |= {"group_size": float(self.config.group_size), **found}
         metrics = {f"race/probe/{k}": v for k, v in metrics.items()}
         metrics["perf/time/probe_s"] = time.perf_counter() - started
         return StepRecord(

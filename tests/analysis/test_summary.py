@@ -119,6 +119,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     tracker.metrics(0, {"race/probe/json_valid_frac": 0.5, "race/probe/n_prompts": 2.0})
     tracker.metrics(4, {"race/probe/json_valid_frac": 1.0, "race/probe/redundant_frac": 0.25})
+    tracker.metrics(4, {"race/probe/group_size": 2.0, "race/probe/sigma_zero_frac": 0.5})
     tracker.close("finished")
     return summarise(run)
 
@@ -213,7 +214,8 @@ def test_for_people_a_mismatch_is_an_error_and_saturation_is_said(
     assert "TRQC was held at a bound in 2 of 3 adaptations, first at step 2." in text
     assert "phase-length controller" not in text
     assert "ERROR: 1 counts differ from what is expected; first at steps 2." in text
-    assert "rubrics that parse" in text
+    assert "rubrics that parse          " in text
+    assert "groups with equal rewards (2 responses each)" in text
     assert "start (0)" in text
     assert "learner samples        40        40       48      8" in text
 
@@ -253,7 +255,12 @@ def test_a_method_without_thresholds_rubrics_and_pool_has_a_summary(
     assert (found["rubric_updates"]["entries"], found["rubric_updates"]["positive_margin_frac"]) == (0, None)
     assert found["probe"] == {"checkpoints": [], "texts": []}
     # 10 + 20 + 30 calls; only the last step has a formula: 32 - 30 saved
-    assert found["costs"]["calls"]["judge_eval"] == {"measured": 60, "expected": 60, "printed": 32, "saved": 2}
+    assert found["costs"]["calls"]["judge_eval"] == {
+        "measured": 60,
+        "expected": 60,
+        "printed": 32,
+        "saved": 2,
+    }
     text = printed(found, capsys)
     assert "generator 1 (fixed), judge 1 (fixed), policy 1 (fixed)" in text
     assert "Rubric probe" not in text

@@ -192,7 +192,7 @@ def test_a_probe_golden():
         "criterion_chars_mean": 8.5, "label_only_frac": 1.0, "specific_frac": 0.5, "constraint_frac": 0.0,
         "grounded_frac": 0.0, "negation_frac": 0.0, "examples_frac": 0.0, "correctness_frac": 0.0,
         "completeness_frac": 0.0, "max_weight_mean": 3.0, "top1_share_mean": 0.75, "weight_std_mean": 1.0,
-        "n_groups": 12.0, "sigma_zero_frac": 0.0, "sigma_mean": pytest.approx(math.sqrt(2) / 15),
+        "n_groups": 12.0, "group_size": 3.0, "sigma_zero_frac": 0.0, "sigma_mean": pytest.approx(math.sqrt(2) / 15),
         "all_ge_0_8_frac": 1.0,
     }  # fmt: skip
     rows, groups = record.tables["rubric_probe"], record.tables["probe_groups"]
@@ -265,6 +265,7 @@ def test_rubrics_that_do_not_parse_have_a_row_and_no_group():
 def test_no_groups_are_sampled_where_none_are_wanted():
     record = take(make_probe("probe.prompts=3", "probe.group_size=0"), Writer())
     assert set(record.tables) == {"rubric_probe"}
+    assert "race/probe/group_size" not in record.metrics
 
 
 def test_groups_golden():
