@@ -80,7 +80,13 @@ def torch_device(device: str) -> str:
 
 def asks_api(config: Config) -> bool:
     """Whether the run talks to the model of `api`."""
-    return getattr(config.method, "proposer", None) == "api" or config.probe.redundancy == "api"
+    return _proposer(config.method) == "api" or config.probe.redundancy == "api"
+
+
+def _proposer(method: object) -> str | None:
+    """`method.proposer` of a method that asks it for rubrics; RaR's predefined items are nobody's."""
+    asks = getattr(method, "aggregation", None) != "predefined"
+    return getattr(method, "proposer", None) if asks else None
 
 
 def api_settings(api: schema.ApiConfig) -> ApiSettings:
@@ -178,7 +184,10 @@ def _static(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[P
         "api": lambda: ApiModel(api_settings(config.api)),
         "untrained": lambda: LocalChat(parts.untrained.model, seed=config.run.seed, model_id="untrained"),
     }
-    proposer = proposers[method.proposer]()
+    who = _proposer(method)
+    if who is None:
+        return parts, ()
+    proposer = proposers[who]()
     return replace(parts, proposer=proposer, proposal=proposal_sampling(method, config.api)), ()
 
 
