@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
+from racelab.configs.schema import Config
+from racelab.configs.schema_methods import RaceConfig
+from racelab.configs.sources import composed_files, key_sources
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError
 from racelab.sweeps.composing import options as config_options
+from racelab.sweeps.composing import user_dirs
 
 ORDER = (
     "full",
@@ -40,10 +46,58 @@ def ablate(
     given = parse_seeds(seeds)
     known = config_options(config_dirs).get("variant", [])
     names = chosen("variant", variants, in_order(known, ORDER), overrides)
+    for name in names:
+        _refuse_undoing(name, overrides, config_dirs)
     specs = [spec for name in names for spec in seeded(name, [*overrides, f"variant={name}"], given)]
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
     asked = [word for name in variants for word in ("--variant", name)]
-    return run_cells("ablate", ["ablate", *asked, *options.words(seeds), *overrides], specs, options)
+    command = ["ablate", *asked, *options.words(seeds), *overrides]
+    return run_cells("ablate", command, specs, options, label=with_numbers)
+
+
+def _refuse_undoing(variant: str, overrides: Sequence[str], config_dirs: Sequence[Path]) -> None:
+    """A word that sets what the variant sets would run something else under the variant's name.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    files = composed_files({"variant": variant}, user_dirs(config_dirs))
+    own = key_sources([(file, group) for file, group in files if group == "variant"])
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+~")
+        # a block, as method.trqc={eta_sigma: 0.05}, sets what stands in it
+        if key in own or any(name.startswith(f"{key}.") for name in own if key != "method"):
+            raise ConfigError(
+                f"{word}: the variant {variant} sets {key} itself; leave the word out, or run it under a name of its "
+                f"own: `racelab train variant={variant} {shlex.quote(word)}`, or a grid with `racelab sweep`"
+            )
+
+
+def with_numbers(label: str, config: Config) -> str:
+    """The label with the numbers of the variant, where its name does not say them: they follow the preset.
+
+    Example: `fixed-50-50` with phases of 3 and 3 steps gives `fixed-50-50-3+3`.
+    """
+    method = config.method
+    write = _NUMBERS.get(label)
+    return f"{label}-{write(method)}" if write is not None and isinstance(method, RaceConfig) else label
+
+
+def _targets(method: RaceConfig) -> str:
+    return f"q{method.trqc.q_target:g}-{_means(method)}"
+
+
+def _means(method: RaceConfig) -> str:
+    return f"L{method.phase.policy_target}-M{method.phase.rubric_target}"
+
+
+_NUMBERS: Final[Mapping[str, Callable[[RaceConfig], str]]] = {
+    "fixed-50-50": lambda method: "+".join(map(str, method.phase.fixed)),
+    "random-phase-length": _means,
+    "short-phases": _targets,
+    "low-quarantine": _targets,
+}
+"""Variant -> the numbers used: policy and rubric steps of a phase, or their targets L* and M* and q*."""
 
 
 def in_order(known: Sequence[str], order: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
 from racelab.configs.keys import CONFIG_DIR
+from racelab.configs.schema import Config
 from racelab.experiments.errors import ConfigError, RacelabError
 from racelab.sweeps.cells import Cell, Spec, make_cells
 from racelab.sweeps.grid import read_grid
@@ -86,7 +87,13 @@ def seeded(label: str, words: Sequence[str], seeds: Sequence[int] | None) -> lis
     return [Spec(label, seed, tuple(words)) for seed in seeds]
 
 
-def run_cells(name: str, words: Sequence[str], specs: Sequence[Spec], options: Options) -> int:
+def run_cells(
+    name: str,
+    words: Sequence[str],
+    specs: Sequence[Spec],
+    options: Options,
+    label: Callable[[str, Config], str] | None = None,
+) -> int:
     """Composes and checks every cell, then lists or runs them. Returns the exit code.
 
     Args:
@@ -94,6 +101,7 @@ def run_cells(name: str, words: Sequence[str], specs: Sequence[Spec], options: O
         words: of the command line, for people.
         specs: the cells.
         options: see there.
+        label: what people read, from a cell's label and its config; None: the label.
 
     Raises:
         ConfigError: a cell that cannot run, before any has started.
@@ -101,6 +109,8 @@ def run_cells(name: str, words: Sequence[str], specs: Sequence[Spec], options: O
     if options.resume and options.fresh:
         raise ConfigError("--resume goes on and --fresh starts anew; leave one of them out")
     cells = make_cells(specs, options.config_dirs)
+    if label is not None:
+        cells = [replace(cell, label=label(cell.label, cell.config)) for cell in cells]
     root = _root(cells)
     _refuse_credentials(cells)
     plan = make_plan(name, shlex.join(["racelab", *words]), root, cells, options.fresh)

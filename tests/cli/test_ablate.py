@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from racelab.cli import ablate, baseline
+from racelab.configs.compose import compose
 from racelab.configs.keys import groups
 
 Call = Callable[..., Any]
 DRY = ("--dry-run", "--json")
+
+
+NUMBERS = {
+    "random-phase-length": "random-phase-length-L",
+    "fixed-50-50": "fixed-50-50-3+3",
+    "short-phases": "short-phases-q",
+    "low-quarantine": "low-quarantine-q",
+}
 
 
 def labels(found: Any) -> list[str]:
@@ -22,7 +31,10 @@ def labels(found: Any) -> list[str]:
 def test_all_variants_come_in_the_order_of_the_papers_tables(call: Call) -> None:
     found = call("ablate", "--variant", "all", "--seeds", "0,1", *DRY)
     assert found.code == 0, found.err
-    assert labels(found)[::2] == list(ablate.ORDER)
+    shown = labels(found)[::2]
+    assert len(shown) == len(ablate.ORDER)
+    for label, name in zip(shown, ablate.ORDER, strict=True):
+        assert label.startswith(NUMBERS[name]) if name in NUMBERS else label == name
     assert [row["seed"] for row in found.json()] == [0, 1] * 9
     first = found.json()[2]
     assert first["overrides"] == ["variant=no-gradient-filtering", "run.seed=0"]
@@ -56,7 +68,73 @@ def test_a_users_variant_and_method_follow_the_papers(call: Call, home: Path) ->
     text = "# @package method\nvariant: full\ntrqc:\n  q_target: 0.4\n"
     (home / "mine" / "variant" / "gentle.yaml").write_text(text)
     found = call("ablate", "--variant", "all", "--config-dir", str(home / "mine"), *DRY)
-    assert labels(found) == [*ablate.ORDER, "gentle"]
+    assert labels(found)[-1] == "gentle"
+    assert len(labels(found)) == len(ablate.ORDER) + 1
+
+
+PAPER = {
+    "fixed-50-50": "fixed-50-50-50+50",
+    "short-phases": "short-phases-q0.2-L10-M5",
+    "low-quarantine": "low-quarantine-q0.1-L25-M12",
+    "full": "full",
+}
+
+
+@pytest.mark.parametrize("variant", PAPER)
+def test_a_label_shows_the_numbers_that_the_variant_uses(variant: str) -> None:
+    """In the paper preset: Table 6 and Table 16."""
+    config = compose(["preset=paper", f"variant={variant}"]).config
+    assert ablate.with_numbers(variant, config) == PAPER[variant]
+
+
+def test_the_numbers_stand_in_the_name_and_not_in_the_id(call: Call) -> None:
+    (row,) = call("ablate", "--variant", "fixed-50-50", *DRY, "method.phase.fixed=[2,4]").json()
+    assert row["label"] == "fixed-50-50-2+4"
+    assert row["cell"].startswith("fixed-50-50-s0-")
+
+
+@pytest.mark.parametrize(
+    ("variant", "word", "key"),
+    [
+        ("static-thresholds", "method.trqc.eta_sigma=0.05", "method.trqc.eta_sigma"),
+        ("static-thresholds", "+method.phase.eta_policy=0.1", "method.phase.eta_policy"),
+        ("static-thresholds", "method.trqc={eta_tau:0.05}", "method.trqc"),
+        ("fixed-50-50", "method.phase.mode=event", "method.phase.mode"),
+        ("all", "method.trqc.q_target=0.3", "method.trqc.q_target"),
+        ("full", "method.variant=mine", "method.variant"),
+    ],
+)
+def test_a_word_may_not_undo_what_the_variant_is_named_for(
+    call: Call, variant: str, word: str, key: str
+) -> None:
+    found = call("ablate", "--variant", variant, "--dry-run", word)
+    assert found.code == 2
+    name = "short-phases" if variant == "all" else variant
+    assert f"{word}: the variant {name} sets {key} itself" in found.err
+    assert "`racelab sweep`" in found.err
+
+
+@pytest.mark.parametrize(
+    ("variant", "word"),
+    [
+        ("filter-only", "method.phase.mode=fixed"),
+        ("fixed-50-50", "method.phase.fixed=[2,2]"),
+        ("low-quarantine", "method.sensitivity.low_quarantine.q_target=0.3"),
+        ("static-thresholds", "method.trqc.q_target=0.3"),
+        ("full", "method=race"),
+    ],
+)
+def test_a_word_that_the_variant_leaves_open_is_fine(call: Call, variant: str, word: str) -> None:
+    found = call("ablate", "--variant", variant, *DRY, word)
+    assert found.code == 0, found.err
+
+
+def test_a_users_variant_may_not_be_undone_either(call: Call, home: Path) -> None:
+    (home / "mine" / "variant").mkdir(parents=True)
+    text = "# @package method\nvariant: full\ntrqc:\n  q_target: 0.4\n"
+    (home / "mine" / "variant" / "gentle.yaml").write_text(text)
+    words = ["--variant", "gentle", "--config-dir", str(home / "mine"), "method.trqc.q_target=0.3"]
+    assert "the variant gentle sets method.trqc.q_target" in call("ablate", *words, "--dry-run").err
 
 
 BAD = {
