@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +88,7 @@ def make_cells(specs: Sequence[Spec], config_dirs: Sequence[Path] = ()) -> list[
     """
     if not specs:
         raise ConfigError("the sweep has no cells: every one is excluded, or an axis has no values")
+    specs = _with_own_labels(specs)
     configs = compose_cells([spec.words for spec in specs], config_dirs)
     cells = [_cell(spec, config) for spec, config in zip(specs, configs, strict=True)]
     seen: dict[str, Cell] = {}
@@ -99,6 +100,23 @@ def make_cells(specs: Sequence[Spec], config_dirs: Sequence[Path] = ()) -> list[
                 "leave one of them out"
             )
     return cells
+
+
+def _with_own_labels(specs: Sequence[Spec]) -> list[Spec]:
+    """The specs with one label per set of words: only seeds of one thing share it, for means are over a label.
+
+    Example: of two sets with the label `a-b` the second gets `a-b-2`. Labels that are cut alike count as equal.
+    """
+    taken: dict[str, tuple[str, ...]] = {}
+    found: list[Spec] = []
+    for spec in specs:
+        words = tuple(word for word in last_words(spec.overrides) if word.partition("=")[0] != "run.seed")
+        label, number = spec.label, 1
+        while taken.setdefault(slug(label), words) != words:
+            number += 1
+            label = f"{slug(spec.label)[: _LABEL_LENGTH - len(f'-{number}')]}-{number}"
+        found.append(replace(spec, label=label))
+    return found
 
 
 def _cell(spec: Spec, config: Config) -> Cell:

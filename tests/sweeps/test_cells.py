@@ -111,6 +111,20 @@ def test_two_cells_that_are_the_same_run_are_an_error_that_names_both() -> None:
         make_cells([])
 
 
+def test_only_seeds_of_the_same_words_share_a_label() -> None:
+    """Long labels are cut at 60 characters, and `a b` and `a-b` are written alike."""
+    long = "x" * 70
+    specs = [
+        Spec(label, seed, (f"learner.lr={rate}",))
+        for label, rate in ((f"{long}1", 0.1), (f"{long}2", 0.2), ("a b", 0.3), ("a-b", 0.4), ("a-b-2", 0.5))
+        for seed in (0, 1)
+    ]
+    cells = make_cells(specs)
+    assert [cell.label for cell in cells[::2]] == [f"{long}1", f"{'x' * 58}-2", "a b", "a-b-2", "a-b-2-2"]
+    assert [cell.label for cell in cells[1::2]] == [cell.label for cell in cells[::2]]
+    assert len({cell.cell_id.rpartition("-")[0] for cell in cells}) == 10
+
+
 def test_of_a_key_that_stands_twice_the_last_word_counts() -> None:
     assert last_words(["a=1", "b=2", "a=3"]) == ["b=2", "a=3"]
 
