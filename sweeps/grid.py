@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,6 +88,7 @@ def read_grid(
     ]
     for label, words in reader.included(content):
         specs += [Spec(label, seed, (*base, *words)) for seed in taken]
+    reader.refuse_two_seeds(specs)
     if not specs:
         reader.fail("the grid has no cells: there are no axes, or the exclude rules leave none", "axes")
     return Grid(reader.name(content), tuple(specs))
@@ -118,11 +120,37 @@ def _literal(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+    if isinstance(value, str) and not (_PLAIN.fullmatch(value) and _is_text(value)):
         # in a quoted text a backslash is itself, but for those before a quote
         escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
         return f"'{escaped}'"
     return str(value)
+
+
+def _is_text(value: str) -> bool:
+    """Whether neither YAML nor the command line takes it for a number, a truth value, a date or null."""
+    import yaml
+
+    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, value.lower(), (True, False))
+    try:
+        float(value)
+    except ValueError:
+        return bool(tag == "tag:yaml.org,2002:str")
+    return False
+
+
+@functools.cache
+def _loader() -> type[yaml.SafeLoader]:
+    """YAML as the config files have it: `1e-4` is a number there, which YAML 1.1 takes for a text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+    return Loader
 
 
 @dataclass
@@ -138,8 +166,8 @@ class _Reader:
 
         try:
             text = self.file.read_text(encoding="utf-8")
-            self._root = yaml.compose(text, Loader=yaml.SafeLoader)
-            content = yaml.safe_load(text)
+            self._root = yaml.compose(text, Loader=_loader())
+            content = yaml.load(text, Loader=_loader())
         except OSError as error:
             raise ConfigError(f"{self.file}: cannot be read ({explain(error)})") from error
         except UnicodeDecodeError as error:
@@ -172,8 +200,8 @@ class _Reader:
         for name, at, value in pairs:
             path = f"{prefix}/{name}" if prefix else name
             if path in self._lines:
-                self._lines[path] = at.start_mark.line + 1
-                self.fail(f"stands twice, first in line {self._lines[path]}; remove one", path)
+                first, self._lines[path] = self._lines[path], at.start_mark.line + 1
+                self.fail(f"stands twice, first in line {first}; remove one", path)
             self._lines[path] = at.start_mark.line + 1
             self._note_lines(value, path)
 
@@ -245,6 +273,13 @@ class _Reader:
             key = word.partition("=")[0]
             if key in axes:
                 self.fail(f"{word} sets an axis of the grid; leave the word out, or the axis", f"axes/{key}")
+
+    def refuse_two_seeds(self, specs: Sequence[Spec]) -> None:
+        """A word that sets the seed of a cell that gets one from the list of seeds would count for nothing."""
+        for spec in specs:
+            word = next((word for word in spec.overrides if word.partition("=")[0] == "run.seed"), None)
+            if word is not None and spec.seed is not None:
+                self.fail(f"{word} and the list of seeds both say the seed; leave one of them out", "seeds")
 
     def seeds(self, content: Mapping[str, Any], taken: bool) -> list[int]:
         """The seeds, [] if the file names none."""

@@ -80,6 +80,10 @@ def test_seeds_alone_are_a_grid_with_the_name_as_label(tmp_path: Path) -> None:
         ("a", "sigma_zero", "a=sigma_zero"),
         ("a", "it's {this}, or", "a='it\\'s {this}, or'"),
         ("a", ["x y", 1.5], "a=['x y',1.5]"),
+        ("a", "1234567", "a='1234567'"),
+        ("a", ["true", "12e4567"], "a=['true','12e4567']"),
+        ("a", "off", "a='off'"),
+        ("a", "2026-01-01", "a='2026-01-01'"),
     ],
 )
 def test_a_value_becomes_the_word_that_says_it(key: str, value: object, word: str) -> None:
@@ -95,10 +99,36 @@ def test_any_text_reaches_the_config_as_it_is(text: str) -> None:
     assert str(parsed) == f" {text}"
 
 
+@given(text=st.one_of(st.from_regex(r"[0-9a-fA-FeE_.+-]{1,8}", fullmatch=True), st.sampled_from(
+    ["true", "NULL", "nUll", "nan", "-inf", "Infinity", "1_000", "0x1F", "0123", "12:30", "yes", "1e5", "@x"]
+)))  # fmt: skip
+def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import QuotedString
+
+    parsed = OverridesParser.create().parse_override(as_word("key", text)).value()
+    assert isinstance(parsed, str | QuotedString)
+    assert (parsed.text if isinstance(parsed, QuotedString) else parsed) == text
+
+
+def test_a_quoted_text_reaches_the_config_and_a_bare_number_is_one(tmp_path: Path) -> None:
+    text = "name: g\naxes:\n  model.revision: ['1234567', '12e4567']\n  learner.lr: [1e-4]\n"
+    cells = make_cells(read_grid(write(tmp_path, text)).specs)
+    assert [(cell.config.model.revision, cell.config.learner.lr) for cell in cells] == [
+        ("1234567", 1e-4),
+        ("12e4567", 1e-4),
+    ]
+
+
 BAD = {
     "unknown key": ("name: g\naxis: {run.seed: [1]}\n", ":2: axis: no such key; did you mean axes"),
     "unknown config key": ("name: g\naxes:\n  method.grup_size: [4]\n", ":3: axes: method.grup_size: no such key"),
-    "key twice": ("name: g\naxes:\n  run.seed: [1]\n  run.seed: [2]\n", ":4: axes: run.seed: stands twice"),
+    "key twice": (
+        "name: g\naxes:\n  run.seed: [1]\n  run.seed: [2]\n", ":4: axes: run.seed: stands twice, first in line 3;",
+    ),
+    "a word for the seed beside seeds": (
+        "name: g\nbase: [run.seed=3]\nseeds: [0]\n", ":3: seeds: run.seed=3 and the list of seeds both say the seed",
+    ),
     "no name": ("axes: {run.seed: [1]}\n", "name: is missing"),
     "bad name": ("name: a/b\nseeds: [1]\n", ":1: name: 'a/b' is no name"),
     "no values": ("name: g\naxes:\n  method.group_size: []\n", ":3: axes: method.group_size: must be a list"),
@@ -144,6 +174,16 @@ def test_a_word_that_sets_an_axis_and_a_missing_file_are_errors(tmp_path: Path) 
         read_grid(file, ["method.group_size=8"])
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         read_grid(tmp_path / "nowhere.yaml")
+
+
+def test_a_seed_on_the_command_line_is_refused_beside_seeds_and_taken_without(tmp_path: Path) -> None:
+    text = "name: g\naxes: {method.group_size: [4]}\n"
+    plain, seeded = write(tmp_path, text), tmp_path / "seeded.yaml"
+    seeded.write_text(f"{text}seeds: [0, 1]\n")
+    assert read_grid(plain, ["run.seed=3"]).specs[0].words[0] == "run.seed=3"
+    for file, seeds in ((seeded, None), (plain, [5])):
+        with pytest.raises(ConfigError, match=r"run\.seed=3 and the list of seeds both say the seed"):
+            read_grid(file, ["run.seed=3"], seeds)
 
 
 def test_the_shipped_grids_compose_and_are_no_config_group() -> None:
