@@ -75,7 +75,7 @@ def diff(left: str, right: str, config_dirs: Sequence[Path], json_output: bool) 
 
 
 def check(overrides: Sequence[str], strict: bool, config_dirs: Sequence[Path], json_output: bool) -> int:
-    """Prints what this config can never reach; 2 under --strict if there is anything."""
+    """Prints what this config can never reach; 2 if it cannot train at all, under --strict if there is anything."""
     from racelab.configs.check import reachability
 
     findings = reachability(compose(overrides, config_dirs).config)
@@ -85,7 +85,8 @@ def check(overrides: Sequence[str], strict: bool, config_dirs: Sequence[Path], j
         print(finding.line())
     if not findings:
         say("every target and threshold can be reached")
-    return 2 if strict and findings else 0
+    fatal = any(finding.severity == "error" for finding in findings)
+    return 2 if fatal or (strict and findings) else 0
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

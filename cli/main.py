@@ -294,7 +294,7 @@ def config_diff(
 @config_app.command("check")
 def config_check(
     overrides: Overrides = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if there is any finding.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 for warnings, too.")] = False,
     config_dir: ConfigDir = None,
     json_output: Json = False,
 ) -> int:

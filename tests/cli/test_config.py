@@ -111,6 +111,13 @@ def test_check_prints_findings_and_strict_makes_them_an_error(call: Call) -> Non
     assert found[0]["works"] == "method.trqc.q_target=0.35"
 
 
+@pytest.mark.parametrize("words", [(), ("--strict",), ("--json",)])
+def test_check_fails_for_what_cannot_train_without_strict_too(call: Call, words: tuple[str, ...]) -> None:
+    result = call("config", "check", "method.routing.sigma_rt=0.6", *words)
+    assert result.code == 2
+    assert '"error"' in result.out or result.out.startswith("error: method.routing.sigma_rt=0.6: ")
+
+
 def test_a_users_folder_is_taken(call: Call, tmp_path: Path) -> None:
     (tmp_path / "mine" / "preset").mkdir(parents=True)
     text = "# @package _global_\ndefaults: [sane]\npreset: mine\nrun: {seed: 11}\n"
