@@ -55,7 +55,7 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         "sharpening": _sharpening(samples, config, seed),
         "probe": _probe(metrics, tables.get("rubric_probe", [])),
         "judge": _judge(metrics),
-        "saturated": {name: _saturated(metrics, f"race/{name}/saturated") for name in ("trqc", "switch")},
+        "saturated": windup(metrics, config["method"]),
         "costs": _costs(metrics),
         "health": _health(metrics),
     }
@@ -250,11 +250,35 @@ def _health(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def _saturated(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, int | None]:
-    """The anti-windup audit of one controller: adaptations, those held at a bound, and the first of these."""
-    steps = [int(m["step"]) for m in metrics if m.get(name) == 1.0]
+def windup(metrics: Sequence[Mapping[str, float]], method: Mapping[str, Any]) -> dict[str, Any]:
+    """The anti-windup audit of both controllers."""
+    trqc, phase = method.get("trqc", {}), method.get("phase", {})
+    adapts = any(trqc.get(eta, 0.0) > 0.0 for eta in ("eta_sigma", "eta_tau"))
+    first = trqc.get("calibrate_steps", 0) + 1
+    # a step without a quarantine rate changes no threshold, and a length error is there only if tau is updated
+    updates = [
+        m
+        for m in metrics
+        if adapts and "race/route/quarantine_rate" in m and m.get("train/clock/policy_step", 0.0) >= first
+    ]
+    lengths = [
+        m
+        for m in metrics
+        if any(
+            f"race/switch/err_{k}_len" in m and phase.get(f"eta_{k}", 0.0) > 0.0 for k in ("policy", "rubric")
+        )
+    ]
     return {
-        "adaptations": len(_values(metrics, name)),
+        "trqc": _held(updates, "race/trqc/saturated"),
+        "switch": _held(lengths, "race/switch/saturated"),
+    }
+
+
+def _held(adapted: Sequence[Mapping[str, float]], name: str) -> dict[str, int | None]:
+    """Of the steps in which a controller adapted: how many, how many held at a bound, and the first of these."""
+    steps = [int(m["step"]) for m in adapted if m.get(name) == 1.0]
+    return {
+        "adaptations": len(_values(adapted, name)),
         "held": len(steps),
         "first_step": steps[0] if steps else None,
     }

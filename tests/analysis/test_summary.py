@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from racelab.analysis.summary import summarise
+from racelab.analysis.summary import summarise, windup
 from racelab.cli.summary import print_summary
 from racelab.configs.compose import compose
 from racelab.experiments.runfolder import RunFolder, write_json_atomic
@@ -74,7 +74,8 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "race/signal/sigma_zero_frac": 0.25,
     }
     for step in (1, 2, 3):
-        tracker.metrics(step, {**policy, "race/trqc/saturated": float(step > 1), **calls(step)})
+        clock = {"train/clock/policy_step": float(step)}
+        tracker.metrics(step, {**policy, **clock, "race/trqc/saturated": float(step > 1), **calls(step)})
     tracker.metrics(
         4,
         {
@@ -205,6 +206,47 @@ def test_costs_are_totals_and_what_was_saved(summary: dict[str, Any]):
 def test_the_windup_audit_counts_from_the_first_held_step(summary: dict[str, Any]):
     assert summary["saturated"]["trqc"] == {"adaptations": 3, "held": 2, "first_step": 2}
     assert summary["saturated"]["switch"] == {"adaptations": 0, "held": 0, "first_step": None}
+
+
+TRQC_ON = {"eta_sigma": 0.0, "eta_tau": 0.003, "calibrate_steps": 0}
+
+
+def seen(step: int, **more: float) -> dict[str, float]:
+    """A policy step that was held at a bound."""
+    named = {f"race/switch/{k}": v for k, v in more.items()}
+    clock = {"step": float(step), "train/clock/policy_step": float(step)}
+    return {**clock, "race/route/quarantine_rate": 0.5, "race/trqc/saturated": 1.0, **named}
+
+
+@pytest.mark.parametrize(
+    ("trqc", "adaptations", "first"),
+    [
+        (TRQC_ON, 2, 1),
+        ({**TRQC_ON, "calibrate_steps": 1}, 1, 2),  # step 1 is the warm-up
+        ({**TRQC_ON, "calibrate_steps": 2}, 0, None),
+        ({**TRQC_ON, "eta_tau": 0.0}, 0, None),
+    ],
+)
+def test_trqc_adapts_with_a_gain_after_the_warm_up_where_groups_were_seen(
+    trqc: dict[str, float], adaptations: int, first: int | None
+):
+    """Of three policy steps the last saw no group."""
+    nothing = {k: v for k, v in seen(3).items() if k != "race/route/quarantine_rate"}
+    found = windup([seen(1), seen(2), {**nothing, "race/trqc/saturated": 0.0}], {"trqc": trqc})
+    assert found["trqc"] == {"adaptations": adaptations, "held": adaptations, "first_step": first}
+
+
+def test_the_phase_lengths_adapt_once_a_window_is_full_and_a_gain_is_set():
+    """Three phases end: one while the window fills, one of either kind after; eta_R = 0 leaves tau_imp alone."""
+    steps = [
+        seen(1, saturated=0.0),
+        seen(2, saturated=1.0, err_policy_len=0.5),
+        seen(3, saturated=0.0, err_rubric_len=0.5),
+    ]
+    found = windup(steps, {"phase": {"eta_policy": 0.04, "eta_rubric": 0.0}})
+    assert found["switch"] == {"adaptations": 1, "held": 1, "first_step": 2}
+    found = windup(steps, {"phase": {"eta_policy": 0.0, "eta_rubric": 0.005}})
+    assert found["switch"] == {"adaptations": 1, "held": 0, "first_step": None}
 
 
 def test_for_people_a_mismatch_is_an_error_and_saturation_is_said(
