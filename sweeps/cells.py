@@ -16,7 +16,7 @@ from racelab.configs.schema import Config
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.sweeps.composing import compose_cells, last_words
-from racelab.sweeps.fingerprint import local_inputs
+from racelab.sweeps.fingerprint import code_state, local_inputs
 
 _NO_RESULT: Final = ("tracking", "launcher", "checkpoint")
 """Sections that do not change what a run computes."""
@@ -180,5 +180,5 @@ def _create(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
         command=shlex.join(["racelab", "train", *cell.overrides]),
         name=cell.config.run.name or f"{slug(cell.label)}-s{cell.seed}",
         run_id=run_id,
-        more={"sweep": sweep, "label": cell.label},
+        more={"sweep": sweep, "label": cell.label, "code": code_state()},
     )

@@ -7,19 +7,17 @@ cell; starting the same sweep again finds all of them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from racelab.experiments.environment import git_state
 from racelab.experiments.errors import ConfigError, RunFolderError
-from racelab.experiments.fsio import read_json
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.tracking.address import stored_config
 from racelab.sweeps.cells import Cell, ids_hash, newest_name, numbered, open_cell, slug
+from racelab.sweeps.fingerprint import code_name, code_state
 from racelab.sweeps.launch import CellState, InlineLauncher, Watch
 from racelab.sweeps.record import Recorder, Row, cell_row, state_row
 
@@ -254,28 +252,19 @@ def _open_sweep(plan: Plan) -> RunFolder:
 
 
 def _other_code(states: Sequence[CellState]) -> list[str]:
-    """One line if finished cells were made by another commit than the present one."""
-    now = git_state(Path.cwd())
-    if now is None:
-        return []
+    """One line if finished cells were made by another racelab than the present one."""
+    now = code_state()
     made: dict[str, list[str]] = {}
     for state in states:
-        sha = _commit(state.folder) if state.skipped else None
-        if sha and sha != now["sha"]:
-            made.setdefault(sha[:9], []).append(state.folder.run_id)
+        code = state.folder.info().get("code") if state.skipped else None
+        if isinstance(code, dict) and code != now:
+            made.setdefault(code_name(code), []).append(state.folder.run_id)
     if not made:
         return []
     which = "; ".join(
-        f"{', '.join(ids[:3])}{' ...' if len(ids) > 3 else ''} by {sha}" for sha, ids in made.items()
+        f"{', '.join(ids[:3])}{' ...' if len(ids) > 3 else ''} by {name}" for name, ids in made.items()
     )
     count = sum(map(len, made.values()))
     return [
-        f"{count} finished cells were made by other code than {now['sha'][:9]} ({which}); --fresh runs them anew"
+        f"{count} finished cells were made by other code than {code_name(now)} ({which}); --fresh runs them anew"
     ]
-
-
-def _commit(folder: RunFolder) -> str | None:
-    with contextlib.suppress(RunFolderError):
-        git = (read_json(folder.path / "env" / "environment.json") or {}).get("git")
-        return str(git["sha"]) if git else None
-    return None
