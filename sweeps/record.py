@@ -6,16 +6,18 @@ The numbers come from the `summary.json` that a run leaves at its end; what a me
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 from racelab.configs.schema import TrackingConfig
 from racelab.experiments.errors import DataError, RunFolderError
-from racelab.experiments.fsio import is_locked, read_json
+from racelab.experiments.fsio import explain, is_locked, read_json
 from racelab.experiments.runfolder import RunFolder, RunLock
-from racelab.experiments.tracking.spool import read_lines, spool_files
+from racelab.experiments.tracking.spool import read_lines, spool_files, whole_lines
 from racelab.experiments.tracking.tracker import SpoolTracker
 from racelab.experiments.types import StepRecord
 from racelab.sweeps.launch import CellState, Watch
@@ -36,6 +38,7 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
 PHASE_METRICS: Final = ("n_phases", "policy_phase_len", "rubric_phase_len")
 NAMES: Final = (*METRICS, *PHASE_METRICS, "wall_s")
 """Every number of a cell."""
+_TAIL_BLOCK: Final = 1 << 14
 _CUT: Final = frozenset({"budget", "interrupted"})
 """End reasons of phases that did not end by themselves."""
 
@@ -97,13 +100,32 @@ def wall_seconds(folder: RunFolder) -> float | None:
         total = 0.0
         for entry in folder.attempts():
             path = files.get(int(entry["attempt"]))
-            last = max((record["ts"] for record, _ in read_lines(path)), default=None) if path else None
+            last = last_stamp(path) if path else None
             if last is not None:
                 began = datetime.fromisoformat(entry["started"]).timestamp()
                 total += max(0.0, last / 1000 - began)
     except (DataError, RunFolderError):
         return None
     return total or None
+
+
+def last_stamp(path: Path) -> int | None:
+    """The `ts` of a spool file's last whole line, read from its end; None without one."""
+    block = _TAIL_BLOCK
+    try:
+        with path.open("rb") as handle:
+            end = whole_lines(handle.fileno())
+            while True:
+                start = max(0, end - block)
+                cut = os.pread(handle.fileno(), max(0, end - 1 - start), start).rfind(b"\n")
+                if cut >= 0 or start == 0:
+                    break
+                block *= 4
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {explain(error)}") from error
+    return next((int(record["ts"]) for record, _ in read_lines(path, start + cut + 1)), None)
 
 
 def means(rows: Iterable[Row]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from racelab.experiments.fsio import read_json, write_json_atomic
+from racelab.experiments.fsio import write_json_atomic
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.tracking.spool import SpoolWriter, read_spool
 from racelab.sweeps import launch
-from racelab.sweeps.cells import Cell, Spec, make_cells
+from racelab.sweeps.cells import Cell, Spec, make_cells, open_cell
 from racelab.sweeps.launch import CellState
-from racelab.sweeps.record import cell_row, means, numbers, wall_seconds
+from racelab.sweeps.record import cell_row, last_stamp, means, numbers, wall_seconds
 from racelab.sweeps.run import Plan, make_plan, members, rows_of, run_sweep
 
 SUMMARY = {
@@ -257,19 +258,54 @@ def test_nothing_to_resume_is_an_error_and_leaves_nothing(tmp_path: Path, cells:
 def test_finished_cells_of_other_code_are_named(
     tmp_path: Path, cells: list[Cell], children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another commit, another version, other uncommitted changes; of the last cell nothing is known."""
     from racelab.sweeps import run as run_module
 
-    monkeypatch.setattr(run_module, "git_state", lambda folder: {"sha": "f" * 40})
+    now = {"version": "2.0", "sha": "f" * 40, "diff": None}
+    monkeypatch.setattr(run_module, "code_state", lambda: now)
     result = start(plan(tmp_path, cells))
-    for state, sha in zip(result.states, ("f" * 40, "0" * 40, "0" * 40, None), strict=True):
-        file = state.folder.path / "env" / "environment.json"
-        write_json_atomic(file, {**read_json(file), "git": sha and {"sha": sha, "dirty": False}})
+    for state, other in zip(
+        result.states, ({}, {"sha": "0" * 40}, {"version": "1.9", "diff": "abc"}, None), strict=True
+    ):
+        state.folder.update(code=None if other is None else {**now, **other})
     view = Nobody()
     start(plan(tmp_path, cells), view)
     (line,) = view.notes
-    assert line.startswith("2 finished cells were made by other code than fffffffff (a-s1-")
-    assert "by 000000000" in line
+    assert line.startswith("2 finished cells were made by other code than racelab 2.0 at fffffffff (a-s1-")
+    assert "by racelab 2.0 at 000000000;" in line
+    assert "by racelab 1.9 at fffffffff with changes abc)" in line
     assert "--fresh" in line
+
+
+def test_the_code_is_that_of_the_package_wherever_the_command_is_typed(
+    tmp_path: Path, cells: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from racelab.sweeps.fingerprint import code_state
+
+    code_state.cache_clear()
+    here = code_state()
+    monkeypatch.chdir(tmp_path)
+    code_state.cache_clear()
+    assert code_state() == here
+    assert here["version"]
+    run = open_cell(tmp_path, cells[0], "x", "sweep-x")
+    assert run.info()["code"] == here
+
+
+def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
+    """The first line is broken and nobody minds; the last, longer than a block, counts."""
+    from racelab.experiments.fsio import write_text_atomic
+
+    file = tmp_path / "1.jsonl"
+    assert last_stamp(file) is None
+    write_text_atomic(file, "")
+    assert last_stamp(file) is None
+    with file.open("a") as handle:
+        handle.write("broken\n")
+    line = {"kind": "metrics", "step": 1, "ts": 7, "values": {"x" * 200_000: 1.0}}
+    with file.open("a") as handle:
+        handle.write(json.dumps(line) + "\n" + '{"torn')
+    assert last_stamp(file) == 7
 
 
 def test_wall_seconds_are_over_all_attempts(tmp_path: Path) -> None:
