@@ -131,7 +131,8 @@ def _is_text(value: str) -> bool:
     """Whether neither YAML nor the command line takes it for a number, a truth value, a date or null."""
     import yaml
 
-    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, value.lower(), (True, False))
+    loader: Any = yaml.SafeLoader("")
+    tag = loader.resolve(yaml.ScalarNode, value.lower(), (True, False))
     try:
         float(value)
     except ValueError:
