@@ -162,7 +162,7 @@ def _load(what: str, config_dirs: Sequence[Path]) -> Composed:
     presets = groups([d for d in config_dirs if d.is_dir()]).get("preset", [])
     if what in presets:
         return compose([f"preset={what}"], config_dirs)
-    from racelab.cli.train import run_root
+    from racelab.cli.train import one_run, run_root
     from racelab.sweeps.manifest import resolve
 
     try:
@@ -170,7 +170,7 @@ def _load(what: str, config_dirs: Sequence[Path]) -> Composed:
     except RunFolderError as error:
         hint = did_you_mean(near(what, presets))
         raise ConfigError(f"{what}: neither a preset nor a run{hint} ({error})") from error
-    return read_composed(run.path / "config" / "composed.yaml")
+    return read_composed(one_run(run).path / "config" / "composed.yaml")
 
 
 def _show_sources(composed: Composed, json_output: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from racelab.cli.console import number, print_json, print_table, say
-from racelab.cli.train import run_root
+from racelab.cli.train import one_run, run_root
 from racelab.configs import schema
 from racelab.configs.compose import read_composed
 from racelab.configs.keys import leaf_keys
@@ -53,7 +53,7 @@ def replay(
 
     if plot and no_plot:
         raise ConfigError("--plot FILE and --no-plot exclude one another; leave one out")
-    folder = resolve(run_root(str(root) if root else ""), run)
+    folder = one_run(resolve(run_root(str(root) if root else ""), run))
     own = _config(folder)
     race = _race(own, folder)
     values = parse(changes)

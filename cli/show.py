@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from racelab.cli.console import number, on_terminal, print_json, print_table, seconds
 from racelab.cli.runs import REWARD, local_time, method_name
 from racelab.cli.summary import print_summary
-from racelab.cli.train import command, reference, run_root
+from racelab.cli.train import command, one_run, reference, run_root
 from racelab.experiments.errors import DataError
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.sweeps.manifest import resolve, run_info
@@ -44,7 +44,7 @@ def show(run: str, step: int | None, root: Path | None, json_output: bool) -> in
     """Prints a run, or one step of it."""
     folder = resolve(run_root(str(root) if root else ""), run)
     if step is not None:
-        groups = step_groups(folder, step)
+        groups = step_groups(one_run(folder), step)
         if json_output:
             print_json({"run_id": folder.run_id, "step": step, "groups": groups})
         else:

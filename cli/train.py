@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from racelab.experiments.session import Outcome
 
 
+_SHOWN_CELLS = 3
+
+
 def train(
     overrides: Sequence[str],
     resume: str | None,
@@ -189,6 +192,22 @@ def _resume(run: str, others: Sequence[str], json_output: bool) -> int:
         if json_output:
             print_json(result)
     return code
+
+
+def one_run(folder: RunFolder) -> RunFolder:
+    """`folder` itself. Raises ConfigError if it is a sweep, which has neither a config nor steps; names its cells."""
+    if folder.info().get("kind") != "sweep":
+        return folder
+    from racelab.experiments.runfolder import RunFolder
+    from racelab.sweeps.run import members
+
+    paths = [folder.path.parent / str(entry["run_id"]) for entry in members(folder)]
+    cells = [reference(RunFolder(path, path.name)) for path in paths if (path / "run.json").is_file()]
+    if not cells:
+        raise ConfigError(f"{folder.run_id} is a sweep, and no cell of it has been started")
+    more = f" and {len(cells) - _SHOWN_CELLS} more" if len(cells) > _SHOWN_CELLS else ""
+    named = ", ".join(cells[:_SHOWN_CELLS])
+    raise ConfigError(f"{folder.run_id} is a sweep; name one of its cells: {named}{more}")
 
 
 def command() -> str:

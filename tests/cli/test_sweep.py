@@ -284,6 +284,14 @@ def test_show_and_runs_know_a_sweep_without_training(tmp_path: Path, call: Calla
     refused = call("train", "--resume", sweep.run_id)
     assert refused.code == 2
     assert "is a sweep; go on with: racelab sweep tiny.yaml" in refused.err
+    for words in (
+        ("replay", sweep.run_id),
+        ("config", "diff", sweep.run_id, "paper"),
+        ("show", sweep.run_id, "--step", "1"),
+    ):
+        refused = call(*words)
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err == f"error: {sweep.run_id} is a sweep; name one of its cells: {plan.run_ids[0]}\n"
 
 
 def test_a_password_in_the_tracking_address_is_refused_since_no_cell_would_get_it(
