@@ -450,13 +450,13 @@ def test_the_clock_of_both_kinds_of_step():
 
 
 def test_active_sampling_drops_even_groups_but_keeps_their_answers():
-    """A round draws only what is missing: 2 prompts, then 1, then 1; 4 prompts x 4 answers = 16."""
-    world = World([SPREAD, (0.5,) * 4, (0.5,) * 4, SPREAD])
+    """A round draws only what is missing: 2 prompts, then 1, then 1, then 1; 5 prompts x 4 answers = 20."""
+    world = World([SPREAD, (0.5,) * 4, (0.5,) * 4, (0.5,) * 4, SPREAD, SPREAD])
     state, (record,) = run(evolm(world, "method.active_sampling_rounds=5"), 1)
-    assert world.taken == 4
-    assert record.metrics["cost/calls/policy_gen"] == record.metrics["cost/calls/policy_gen_expected"] == 16
-    assert [g.prefix for g in world.batches[0].groups] == [(7, 0), (7, 3)]
-    assert [a.prompt.prompt_id for a in state.buffer.answers] == ["p0", "p1", "p2", "p3"]
+    assert world.taken == 5
+    assert record.metrics["cost/calls/policy_gen"] == record.metrics["cost/calls/policy_gen_expected"] == 20
+    assert [g.prefix for g in world.batches[0].groups] == [(7, 0), (7, 4)]
+    assert [a.prompt.prompt_id for a in state.buffer.answers] == ["p0", "p1", "p2", "p3", "p4"]
     assert record.metrics["health/cost_mismatch"] == 0.0
 
 
