@@ -78,6 +78,9 @@ def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
     print(f"  status    {info.status}{reason}")
     print(f"  started   {local_time(info.started)}")
     print(f"  command   {sweep.info().get('command')}")
+    reused = sweep.info().get("reused_cells")
+    if reused:
+        print(f"  reused    {', '.join(reused)}: children of another sweep in MLflow")
     print(f"  folder    {info.path}\n")
     print_cells(rows)
 

@@ -164,6 +164,9 @@ def run_sweep(plan: Plan, jobs: int, resume: bool, view: View, stop: StopRequest
         _state(plan.root, cell, run_id, folder.run_id)
         for cell, run_id in zip(plan.cells, plan.run_ids, strict=True)
     ]
+    reused = _reused(states, folder)
+    if reused != folder.info().get("reused_cells", []):
+        folder.update(reused_cells=reused)
     for line in _other_code(states):
         view.note(line)
     recorder = Recorder(folder, plan.cells[0].config.tracking, states, view)
@@ -198,6 +201,13 @@ def _end(states: Sequence[CellState], stop: StopRequest) -> tuple[str, int]:
     if all(state.status == "finished" for state in states):
         return "finished", 0
     return ("interrupted", stop.exit_code) if stop.signum else ("failed", 1)
+
+
+def _reused(states: Sequence[CellState], sweep: RunFolder) -> list[str]:
+    """The cells that another sweep made, or this one before its folder was removed; in MLflow they are its children."""
+    made = sweep.info()["started"]
+    facts = {state.folder.run_id: state.folder.info() for state in states}
+    return [run_id for run_id, f in facts.items() if f.get("sweep") != sweep.run_id or f["started"] < made]
 
 
 def _was_started(path: Path) -> bool:

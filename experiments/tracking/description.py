@@ -21,6 +21,8 @@ def run_tags(run: RunFolder) -> dict[str, str]:
     attempts = run.attempts()
     tags["racelab.attempt"] = str(attempts[-1]["attempt"] if attempts else 0)
     tags["racelab.path"] = str(run.path)
+    if info.get("reused_cells"):
+        tags["racelab.reused_cells"] = ", ".join(info["reused_cells"])
     config = run.path / "config" / "composed.yaml"
     if config.is_file():
         tags.setdefault("racelab.config_sha256", file_sha256(config))
@@ -37,6 +39,9 @@ def run_note(run: RunFolder) -> str:
     words = _json_or(run.path / "config" / "overrides.json", [])
     command = info.get("command") or shlex.join(["racelab", "train", *words])
     facts = [f"- {key}: `{info[key]}`" for key in _TAGS if info.get(key) not in (None, "")]
+    reused = ", ".join(f"`{cell}`" for cell in info.get("reused_cells") or ())
+    if reused:
+        facts.append(f"- cells of another sweep, whose children they are: {reused}")
     return "\n".join([
         f"## {info['name']}",
         "",

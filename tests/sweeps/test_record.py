@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,26 @@ def test_a_cell_that_another_sweep_has_finished_is_not_run_again(
     result = start(plan(tmp_path, cells))
     assert [state.skipped for state in result.states] == [True, False, False, False]
     assert children.started == ["a-s0", "a-s1", "b-s0", "b-s1"]
+
+
+def test_a_reused_cell_is_named_since_it_stays_a_child_of_the_sweep_that_ran_it(
+    tmp_path: Path, cells: list[Cell], children: Children, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from racelab.cli.show import show
+    from racelab.experiments.tracking.description import run_tags
+
+    first = start(plan(tmp_path, cells[:1])).folder
+    assert "racelab.reused_cells" not in run_tags(first)
+    second = start(plan(tmp_path, cells)).folder
+    mine = cells[0].cell_id
+    tags = run_tags(second)
+    assert tags["racelab.reused_cells"] == mine
+    assert f"- cells of another sweep, whose children they are: `{mine}`" in tags["mlflow.note.content"]
+    show(str(second.path), None, None, False)
+    assert f"  reused    {mine}: children of another sweep in MLflow\n" in capsys.readouterr().out
+    shutil.rmtree(first.path)  # the same id comes again, but not the same sweep
+    again = start(plan(tmp_path, cells[:1])).folder
+    assert again.info()["reused_cells"] == [mine]
 
 
 def test_nothing_to_resume_is_an_error_and_leaves_nothing(tmp_path: Path, cells: list[Cell]) -> None:
