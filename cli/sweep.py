@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,15 +15,14 @@ from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
 from racelab.configs.keys import CONFIG_DIR
 from racelab.configs.schema import Config
-from racelab.experiments.errors import ConfigError, RacelabError
+from racelab.experiments.errors import ConfigError
 from racelab.sweeps.cells import Cell, Spec, make_cells
 from racelab.sweeps.grid import read_grid
+from racelab.sweeps.inputs import check_inputs
 from racelab.sweeps.record import Row, means
 from racelab.sweeps.run import Plan, Result, make_plan, run_sweep
 
 _SHOWN_LABELS = 3
-_NO_INPUT = {"run", "learner", "validation", "checkpoint"}
-"""Sections that say nothing about data, models and addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def run_cells(
     statuses = plan.statuses()
     _say_findings(cells)
     todo = [cell for cell, status in zip(cells, statuses, strict=True) if status != "finished"]
-    _check_inputs(todo, root, options.dry_run)
+    check_inputs(todo, root, options.dry_run)
     if options.dry_run:
         _print_plan(plan, statuses, options.json_output)
         return 0
@@ -170,32 +168,6 @@ def _labels(labels: Sequence[str]) -> str:
     names = list(dict.fromkeys(labels))
     more = f" and {len(names) - _SHOWN_LABELS} more" if len(names) > _SHOWN_LABELS else ""
     return f"in {', '.join(names[:_SHOWN_LABELS])}{more}"
-
-
-def _check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
-    """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
-
-    Raises:
-        RacelabError: of the first cell whose inputs are not there; the message names it.
-    """
-    from racelab.experiments.build import find_inputs
-    from racelab.experiments.data.load import load_prompts
-
-    seen: set[str] = set()
-    for cell in cells:
-        c = cell.config
-        values = c.data.model_dump(mode="json") if dry_run else c.model_dump(mode="json", exclude=_NO_INPUT)
-        key = json.dumps(values, sort_keys=True)
-        if key in seen:
-            continue
-        seen.add(key)
-        try:
-            if not dry_run:
-                find_inputs(c, root)
-            elif c.data.source != "hub":
-                load_prompts(c.data, c.run.seed)
-        except RacelabError as error:
-            raise type(error)(f"cell {cell.label} (seed {cell.seed}): {error}") from error
 
 
 def _print_plan(plan: Plan, statuses: Sequence[str], json_output: bool) -> None:

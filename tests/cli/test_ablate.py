@@ -202,3 +202,44 @@ def test_a_dry_run_for_people_shows_what_differs(call: Call) -> None:
         ("filter-only", "0", "new", "variant=filter-only"),
     ]
     assert "all cells: tracking=none" in found.err
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_prompts_are_loaded_once_per_seed_whatever_the_variants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    """Three variants and two seeds: two loads, as far as data is concerned."""
+    from racelab.experiments import build
+    from racelab.experiments.data import load
+    from racelab.sweeps.cells import Spec, make_cells
+    from racelab.sweeps.inputs import check_inputs
+
+    seeds: list[int] = []
+    real = load.load_prompts
+
+    def counted(data: Any, seed: int) -> Any:
+        seeds.append(seed)
+        return real(data, seed)
+
+    monkeypatch.setattr(build, "load_prompts", counted)
+    monkeypatch.setattr(load, "load_prompts", counted)
+    monkeypatch.setattr(build, "resolve_model", lambda source, **more: tmp_path)
+    names = ("full", "filter-only", "fixed-50-50")
+    cells = make_cells([Spec(name, seed, (f"variant={name}",)) for name in names for seed in (0, 1)])
+    check_inputs(cells, tmp_path, dry_run)
+    assert seeds == [0, 1]
+
+
+def test_what_each_method_needs_is_asked_though_the_prompts_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from racelab.experiments import build
+    from racelab.experiments.errors import DataError
+    from racelab.sweeps.cells import Spec, make_cells
+    from racelab.sweeps.inputs import check_inputs
+
+    monkeypatch.setattr(build, "resolve_model", lambda source, **more: tmp_path)
+    pairs = ("method.pairs=package", "method.pairs=none.jsonl")
+    cells = make_cells([Spec(word, 0, ("method=rubric-arm", word)) for word in pairs])
+    with pytest.raises(DataError, match=r"cell method\.pairs=none\.jsonl \(seed 0\): .*no such file"):
+        check_inputs(cells, tmp_path, dry_run=False)

@@ -1,0 +1,75 @@
+"""Whether the cells of a sweep have what they need, asked before the first of them starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from racelab.configs.schema import Config
+from racelab.experiments.errors import RacelabError
+from racelab.sweeps.cells import Cell
+
+if TYPE_CHECKING:
+    from racelab.experiments.data.sources import PromptData
+
+_NO_INPUT: Final = {"run", "learner", "validation", "checkpoint"}
+"""Sections that say nothing about data, models and addresses."""
+
+
+def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
+    """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
+
+    The prompts are those of data and seed, whatever the method; what the method needs beside them is asked for each.
+
+    Raises:
+        RacelabError: of the first cell whose inputs are not there; the message names it.
+    """
+    from racelab.experiments.data.load import load_prompts
+
+    loaded: set[str] = set()
+    check = _InputCheck(root)
+    for cell in cells:
+        c = cell.config
+        try:
+            if not dry_run:
+                check(c)
+            elif (
+                c.data.source != "hub"
+                and (key := _key([c.data.model_dump(mode="json"), c.run.seed])) not in loaded
+            ):
+                loaded.add(key)
+                load_prompts(c.data, c.run.seed)
+        except RacelabError as error:
+            raise type(error)(f"cell {cell.label} (seed {cell.seed}): {error}") from error
+
+
+def _key(values: object) -> str:
+    return json.dumps(values, sort_keys=True)
+
+
+@dataclass
+class _InputCheck:
+    """Finds the inputs of configs, and remembers what it has found."""
+
+    root: Path
+    prompts: dict[str, PromptData] = field(default_factory=dict)
+    seen: set[tuple[str, str]] = field(default_factory=set)
+
+    def __call__(self, config: Config) -> None:
+        """Raises RacelabError if an input is not there."""
+        from racelab.experiments.build import find_inputs
+        from racelab.experiments.needs import find_needs
+
+        values = config.model_dump(mode="json", exclude=_NO_INPUT)
+        method = values.pop("method")
+        key, whole = _key([values, config.run.seed, method["prompts_per_step"]]), _key(method)
+        if (key, whole) in self.seen:
+            return
+        self.seen.add((key, whole))
+        if key in self.prompts:
+            find_needs(config, self.prompts[key])
+        else:
+            self.prompts[key] = find_inputs(config, self.root).prompts
