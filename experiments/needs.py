@@ -20,6 +20,9 @@ from racelab.experiments.models.api import ApiModel, ApiSettings, check
 from racelab.experiments.models.assets import cache_dir, resolve_model
 from racelab.experiments.models.chat import ChatModel, LocalChat
 from racelab.experiments.models.judge_prompted import JsonSettings
+from racelab.experiments.models.prompts import rar as prompts_rar
+from racelab.experiments.models.prompts import rrd as prompts_rrd
+from racelab.experiments.models.prompts.template import RoleTemplate
 from racelab.experiments.models.proposals import proposal_sampling
 from racelab.experiments.models.verifier import make_verifier
 from racelab.experiments.parts import Parts
@@ -168,6 +171,17 @@ def equip(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Par
     return (parts, ()) if make is None else make(parts, config, needs, folder)
 
 
+def describe(parts: Parts, config: Config) -> dict[str, object]:
+    """What `equip` made that scores or writes rubrics, and the templates that it is asked with (JSON values)."""
+    made = {"proposer": parts.proposer, "verifier": parts.verifier, "reward_model": parts.reward_model}
+    found: dict[str, object] = {
+        k: v.describe() for k, v in made.items() if v is not None and hasattr(v, "describe")
+    }
+    if parts.proposer is not None and type(config.method) in _TEMPLATES:
+        found["templates"] = {f"{t.name}/{t.version}": t.sha for t in _TEMPLATES[type(config.method)]}
+    return found
+
+
 def redundancy_chat(parts: Parts, config: Config) -> ChatModel | None:
     """The model that `probe.redundancy` asks, or None if it asks nobody."""
     if config.probe.redundancy == "api":
@@ -233,6 +247,19 @@ def _scalar_rm_parts(
         device=torch_device(m.device),
     )
     return replace(parts, reward_model=model), lines
+
+
+_TEMPLATES: dict[type, tuple[RoleTemplate, ...]] = {
+    schema.RarConfig: (prompts_rar.PROPOSE,),
+    schema.RrdConfig: (
+        prompts_rrd.PROPOSE,
+        prompts_rrd.SPLIT,
+        prompts_rrd.OVERLAP,
+        prompts_rrd.CONFLICT,
+        prompts_rrd.WEIGHTS,
+    ),
+}
+"""What `parts.proposer` is asked with, by method."""
 
 
 _MAKERS: dict[type, Callable[..., tuple[Parts, tuple[str, ...]]]] = {

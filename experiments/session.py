@@ -25,7 +25,7 @@ from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.methods.registry import Method, make_method
 from racelab.experiments.models.generator import Generator
 from racelab.experiments.models.redundancy import make_redundancy
-from racelab.experiments.needs import equip, redundancy_chat
+from racelab.experiments.needs import describe, equip, redundancy_chat
 from racelab.experiments.parts import Parts
 from racelab.experiments.probe import RubricProbe, due, rubric_weights
 from racelab.experiments.run import Hooks, Progress, loop, restore
@@ -117,6 +117,7 @@ class Session:
         parts, lines = equip(parts, self.config, self.inputs.needs, self.folder.path)
         for line in lines:
             self.talk.note(line)
+        self._keep(describe(parts, self.config))
         method = make_method(self.config, parts)
         progress = self._progress(method, parts, checkpoint)
         probe = self._prober(parts)
@@ -202,6 +203,12 @@ class Session:
         }
         write_json_atomic(self.setup_file, stored)
         return parts, held
+
+    def _keep(self, made: dict[str, object]) -> None:
+        """Writes down, once, who scores and writes rubrics beside the judge."""
+        stored = read_json(self.setup_file)
+        if made and "parts" not in stored:
+            write_json_atomic(self.setup_file, {**stored, "parts": made})
 
     def _from_step(self, checkpoint: Checkpoint | None) -> int:
         """Last step that counts of earlier attempts: none of them if they left no checkpoint."""
