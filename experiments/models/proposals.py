@@ -96,7 +96,10 @@ def read_rar(text: str, least: int, most: int) -> tuple[RarItem, ...] | None:
     An item without a description or without a weight in ±(0, 100] is left out, and so is one that repeats.
     """
     for rows in _lists(text):
-        items = {item.text.casefold(): item for row in rows if (item := _rar_item(row)) is not None}
+        items: dict[str, RarItem] = {}
+        for row in rows:
+            if (item := _rar_item(row)) is not None:
+                items.setdefault(item_key(item.text), item)
         if len(items) >= max(least, 1):
             return tuple(items.values())[:most]
     return None

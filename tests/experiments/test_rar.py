@@ -84,6 +84,13 @@ def test_number_of_items():
     assert read_rar("- Essential: Names 42 (5)", 1, 20) is None
 
 
+def test_of_equal_items_the_first_counts():
+    again = {"description": "essential:  names the number 42", "weight": 1}
+    items = read_rar(json.dumps([*ROWS, again]), 5, 20)
+    assert items is not None
+    assert [(i.text, i.weight) for i in items] == list(zip(TEXTS, [5, 3, 1, 2, 2], strict=True))
+
+
 KEYS = st.sampled_from(["items", "description", "weight"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=20),

@@ -141,6 +141,16 @@ def test_the_api_writes_json_whatever_the_format_of_the_policys_own_role():
     assert [len(i.rubric.criteria) for i in world.judged if i.rubric] == [2, 2]
 
 
+def test_the_embedded_preset_keeps_the_five_criteria_that_the_template_allows():
+    from racelab.configs.compose import compose
+
+    method = compose(["preset=embedded", "method=prompted-api"]).config.method
+    chat = ScriptedChat(lambda r: rubric_json(*[(f"Says thing {w}", 1) for w in ("a", "b", "c", "d", "e")]))
+    run = prompted(method, parts(World(lambda texts, i: i / 10), chat), policy_updates=1, max_steps=None)
+    _, record = run.step(run.start())
+    assert {r["n_criteria"] for r in record.tables["static_rubrics"]} == {5}
+
+
 def test_a_prompt_that_comes_twice_in_a_step_is_asked_about_once():
     """Equal rewards send both groups back; two rounds over two prompts meet each of them twice."""
     chat = ScriptedChat(lambda r: GOOD)
