@@ -7,7 +7,8 @@ cell; starting the same sweep again finds all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -60,7 +61,7 @@ def make_plan(name: str, command: str, root: Path, cells: Sequence[Cell], fresh:
     """Finds the folders: those of the newest start of this sweep, or new ones under `fresh`.
 
     A cell that another sweep has run is not run again: a sweep that starts for the first time takes the newest
-    folder of each cell.
+    folder of each cell, and a finished one of the same content under another label.
 
     Raises:
         RunFolderError: a folder that is there is damaged.
@@ -71,13 +72,33 @@ def make_plan(name: str, command: str, root: Path, cells: Sequence[Cell], fresh:
         known = {str(entry["cell"]): str(entry["run_id"]) for entry in members(RunFolder.open(root / newest))}
         run_ids = tuple(known[cell.cell_id] for cell in cells)
         return Plan(name, command, root, newest, tuple(cells), run_ids)
-    run_ids = tuple(_folder_name(root, cell, fresh) for cell in cells)
+    others = {} if fresh else _finished(root, {_tail(cell.cell_id) for cell in cells})
+    run_ids = tuple(_folder_name(root, cell, fresh, others) for cell in cells)
     return Plan(name, command, root, numbered(base, number + 1), tuple(cells), run_ids)
 
 
-def _folder_name(root: Path, cell: Cell, fresh: bool) -> str:
+def _folder_name(root: Path, cell: Cell, fresh: bool, others: Mapping[str, str]) -> str:
     newest, number = newest_name(root, cell.cell_id)
+    if number == 0:
+        return others.get(_tail(cell.cell_id), cell.cell_id)
     return numbered(cell.cell_id, number + 1) if fresh else newest
+
+
+def _tail(cell_id: str) -> str:
+    """Seed and hash, all that decides a cell's result: `s0-0123456789`."""
+    return "-".join(cell_id.split("-")[-2:])
+
+
+def _finished(root: Path, tails: Set[str]) -> dict[str, str]:
+    """Tail of an id -> folder of a finished cell: one that another sweep has run under another label."""
+    names = sorted(path.name for path in root.glob("*-s*-*"))
+    return {tail: name for name in names if (tail := _tail(name)) in tails and _is_finished(root / name)}
+
+
+def _is_finished(path: Path) -> bool:
+    with contextlib.suppress(RunFolderError):
+        return RunFolder.open(path).status() == "finished"
+    return False
 
 
 def members(sweep: RunFolder) -> list[dict[str, Any]]:

@@ -268,6 +268,19 @@ def test_a_reused_cell_is_named_since_it_stays_a_child_of_the_sweep_that_ran_it(
     assert again.info()["reused_cells"] == [mine]
 
 
+def test_what_has_finished_under_another_label_is_not_run_again(tmp_path: Path, children: Children) -> None:
+    """`b` is `a` under another name; seed 1 of it has failed, so it runs anew under the new name."""
+    words = ("tracking=none", "learner.lr=1e-4")
+    first, second = (make_cells([Spec(label, seed, words) for seed in (0, 1)]) for label in "ab")
+    children.fail = {"a-s1"}
+    start(plan(tmp_path, first))
+    result = start(plan(tmp_path, second))
+    assert children.started == ["a-s0", "a-s1", "b-s1"]
+    assert [state.folder.run_id for state in result.states] == [first[0].cell_id, second[1].cell_id]
+    assert [row["label"] for row in result.rows] == ["b", "b"]
+    assert plan(tmp_path, second, fresh=True).run_ids == (second[0].cell_id, f"{second[1].cell_id}-2")
+
+
 def test_nothing_to_resume_is_an_error_and_leaves_nothing(tmp_path: Path, cells: list[Cell]) -> None:
     from racelab.experiments.errors import ConfigError
 
