@@ -18,9 +18,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +30,13 @@ from racelab.experiments.errors import ConfigError
 from racelab.experiments.fsio import explain
 from racelab.sweeps.cells import Spec, slug
 from racelab.sweeps.composing import options
+from racelab.sweeps.literals import as_word, literal, loader
 
 if TYPE_CHECKING:
     import yaml
 
 _KEYS: Final = ("name", "base", "axes", "seeds", "exclude", "include")
 _INCLUDE_KEYS: Final = ("label", "overrides")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_./@+-][A-Za-z0-9_./:@%+-]*")
 Value = str | int | float | bool | None
 Level = tuple[str, tuple[str, ...], Any]
 """One value of an axis: its part of the label, its words, and what an exclude rule may call it."""
@@ -108,52 +106,6 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
-def as_word(key: str, value: Any) -> str:
-    """`key=value` as on the command line. Text that could be misread there is quoted."""
-    return f"{key}={_literal(value)}"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(_literal(item) for item in value)}]"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) and not (_PLAIN.fullmatch(value) and _is_text(value)):
-        # in a quoted text a backslash is itself, but for those before a quote
-        escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-        return f"'{escaped}'"
-    return str(value)
-
-
-def _is_text(value: str) -> bool:
-    """Whether neither YAML nor the command line takes it for a number, a truth value, a date or null."""
-    import yaml
-
-    loader: Any = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, value.lower(), (True, False))
-    try:
-        float(value)
-    except ValueError:
-        return bool(tag == "tag:yaml.org,2002:str")
-    return False
-
-
-@functools.cache
-def _loader() -> type[yaml.SafeLoader]:
-    """YAML as the config files have it: `1e-4` is a number there, which YAML 1.1 takes for a text."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
-    return Loader
-
-
 @dataclass
 class _Reader:
     """Reads the parts of one file; knows the line of each key for the messages."""
@@ -167,8 +119,8 @@ class _Reader:
 
         try:
             text = self.file.read_text(encoding="utf-8")
-            self._root = yaml.compose(text, Loader=_loader())
-            content = yaml.load(text, Loader=_loader())
+            self._root = yaml.compose(text, Loader=loader())
+            content = yaml.load(text, Loader=loader())
         except OSError as error:
             raise ConfigError(f"{self.file}: cannot be read ({explain(error)})") from error
         except UnicodeDecodeError as error:
@@ -257,7 +209,7 @@ class _Reader:
                 self.fail(
                     "a value is a number, a text, true, false, null or a list of them", f"{path}/{index}"
                 )
-            text = _literal(value).strip("'")
+            text = literal(value).strip("'")
             part = f"{key}={text}" if key in ("method", "variant") else f"{key.rpartition('.')[2]}={text}"
             levels.append((slug(part), (as_word(key, value),), value))
         return levels

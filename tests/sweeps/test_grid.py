@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from racelab.configs.keys import CONFIG_DIR, groups
 from racelab.experiments.errors import ConfigError
 from racelab.sweeps.cells import make_cells
-from racelab.sweeps.grid import as_word, read_grid
+from racelab.sweeps.grid import read_grid
+from racelab.sweeps.literals import as_word
 
 GRID = """\
 name: rates
