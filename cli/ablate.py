@@ -64,7 +64,10 @@ def _refuse_undoing(variant: str, overrides: Sequence[str], config_dirs: Sequenc
     files = composed_files({"variant": variant}, user_dirs(config_dirs))
     own = key_sources([(file, group) for file, group in files if group == "variant"])
     for word in overrides:
-        key = word.partition("=")[0].lstrip("+~")
+        key, _, value = word.partition("=")
+        key = key.lstrip("+~")
+        if key in own and own[key][-1].text == value:
+            continue  # says what the variant says
         # a block, as method.trqc={eta_sigma: 0.05}, sets what stands in it
         if key in own or any(name.startswith(f"{key}.") for name in own if key != "method"):
             raise ConfigError(

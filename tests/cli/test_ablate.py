@@ -118,6 +118,7 @@ def test_a_word_may_not_undo_what_the_variant_is_named_for(
     ("variant", "word"),
     [
         ("filter-only", "method.phase.mode=fixed"),
+        ("filter-only", "method.pool.fill=uniform"),
         ("fixed-50-50", "method.phase.fixed=[2,2]"),
         ("low-quarantine", "method.sensitivity.low_quarantine.q_target=0.3"),
         ("static-thresholds", "method.trqc.q_target=0.3"),
