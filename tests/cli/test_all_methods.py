@@ -113,7 +113,6 @@ def test_all_ablations_finish_and_all_train_both_roles(model: Path, tmp_path: Pa
             "method.phase.sigma_sw": 1.0,
             "method.phase.tau_sat": 0.1,
             "method.phase.max_rubric_steps": 4,
-            "method.phase.policy_target": 1,
             "method.phase.fixed": "[1,1]",
             "method.sensitivity.short_phases.policy_target": 1,
             "method.sensitivity.low_quarantine.policy_target": 1,
@@ -122,7 +121,12 @@ def test_all_ablations_finish_and_all_train_both_roles(model: Path, tmp_path: Pa
             "validation.temperatures": "[1.0]",
         },
     )
-    # a variant sets these itself
+    # variants set these themselves, so they stand below them, in a preset
+    presets = tmp_path / "mine" / "preset"
+    presets.mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [embedded]\nmethod: {phase: {policy_target: 1}}\n"
+    (presets / "short.yaml").write_text(text)
+    words += ["preset=short", "--config-dir", str(presets.parent)]
     own = ("method.pool.fill=", "method.phase.mode=")
     words = [word for word in words if not word.startswith(own)]
     done = racelab("ablate", "--variant", "all", "--seeds", "0", "--json", *words)
