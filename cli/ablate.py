@@ -109,7 +109,7 @@ def in_order(known: Sequence[str], order: Sequence[str]) -> list[str]:
 
 
 def chosen(group: str, named: Sequence[str], known: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The options named on the command line, each once; all of `known` for `all`.
+    """The options named on the command line, singly or with commas, each once; all of `known` for `all`.
 
     Raises:
         ConfigError: none is named, one is not known, or the overrides choose one as well.
@@ -122,6 +122,7 @@ def chosen(group: str, named: Sequence[str], known: Sequence[str], overrides: Se
         raise ConfigError(
             f"{word}: the command chooses the {group}; write --{group} {word.partition('=')[2]}"
         )
+    named = [name for word in named for name in word.split(",")]
     for name in named:
         if name != "all" and name not in known:
             raise ConfigError(

@@ -170,7 +170,7 @@ def _load(what: str, config_dirs: Sequence[Path]) -> Composed:
     except RunFolderError as error:
         hint = did_you_mean(near(what, presets))
         raise ConfigError(f"{what}: neither a preset nor a run{hint} ({error})") from error
-    return read_composed(one_run(run).path / "config" / "composed.yaml")
+    return read_composed(one_run(run).path / "config" / "composed.yaml", to_look=True)
 
 
 def _show_sources(composed: Composed, json_output: bool) -> None:

@@ -87,7 +87,7 @@ def _config(folder: RunFolder) -> schema.Config:
     method = str(folder.info().get("method") or "race")
     if method != "race":
         raise _no_race(folder, method)
-    return read_composed(folder.path / "config" / "composed.yaml").config
+    return read_composed(folder.path / "config" / "composed.yaml", to_look=True).config
 
 
 def _race(config: schema.Config, folder: RunFolder) -> schema.RaceConfig:
@@ -261,7 +261,12 @@ def _print_values(result: Mapping[str, Any]) -> None:
 
 def _print_verdict(result: Mapping[str, Any]) -> None:
     found = result["differences"]
-    if not found:
+    if not found and result["set"]:
+        print(
+            "No difference: with these settings every decision and threshold would have been the same. "
+            "A target decides nothing where its gains are 0 or the mode is another one."
+        )
+    elif not found:
         print("No difference: every logged decision and threshold comes out again, to 1e-12.")
     else:
         first = found[0]
@@ -278,7 +283,8 @@ def _print_verdict(result: Mapping[str, Any]) -> None:
     parted = result["counterfactual_from"]
     if parted is not None:
         print(
-            f"From step {parted} on the phases differ: each step takes the log's next unused one of its kind."
+            f"Counterfactual from step {parted} on: the phases differ, and each step takes the log's next unused one "
+            "of its kind; another phase would have trained something else."
         )
     for name, count in result["integrity"].items():
         if count:

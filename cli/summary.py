@@ -248,8 +248,12 @@ def _where(folder: RunFolder, command: str, reference: str) -> None:
     hints = {
         f"{command} show {reference} --step 1": "rubrics and answers of a step, with their scores",
         f"{command} ui": "charts of this run in MLflow",
-        f"{command} train run.seed=1": "another seed",
     }
+    sweep = folder.info().get("sweep")
+    if sweep:
+        hints[f"{command} show {sweep}"] = "the sweep that this run is a cell of"
+    else:
+        hints[f"{command} train run.seed=1"] = "another seed"
     width = max(map(len, hints))
     for words, what in hints.items():
         print(f"  {words:{width}}  {what}")

@@ -15,12 +15,13 @@ from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
 from racelab.configs.keys import CONFIG_DIR
 from racelab.configs.schema import Config
+from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError
 from racelab.sweeps.cells import Cell, Spec, make_cells
 from racelab.sweeps.grid import read_grid
 from racelab.sweeps.inputs import check_inputs
 from racelab.sweeps.record import Row, means
-from racelab.sweeps.run import Plan, Result, make_plan, run_sweep
+from racelab.sweeps.run import Plan, Result, make_plan, refuse_new, run_sweep
 
 _SHOWN_LABELS = 3
 
@@ -72,8 +73,13 @@ def sweep(
 
 def _shipped(file: Path) -> Path:
     """The grid itself, or the one of that name that ships with racelab."""
-    own = CONFIG_DIR / "sweep" / f"{file}.yaml"
-    return own if not file.exists() and file.name == str(file) and own.is_file() else file
+    if file.exists() or file.name != str(file) or file.suffix:
+        return file
+    grids = sorted(path.stem for path in (CONFIG_DIR / "sweep").glob("*.yaml"))
+    if file.name not in grids:
+        hint = did_you_mean(near(file.name, grids))
+        raise ConfigError(f"no grid {file}{hint} (a file, or one that ships: {', '.join(grids)})")
+    return CONFIG_DIR / "sweep" / f"{file}.yaml"
 
 
 def seeded(label: str, words: Sequence[str], seeds: Sequence[int] | None) -> list[Spec]:
@@ -115,8 +121,11 @@ def run_cells(
     statuses = plan.statuses()
     _say_findings(cells)
     todo = [cell for cell, status in zip(cells, statuses, strict=True) if status != "finished"]
-    check_inputs(todo, root, options.dry_run)
+    for line in check_inputs(todo, root, options.dry_run):
+        say(f"warning: {line}")
     if options.dry_run:
+        if options.resume:
+            refuse_new(plan)
         _print_plan(plan, statuses, options.json_output)
         return 0
     from racelab.experiments.signals import StopRequest
@@ -249,8 +258,26 @@ def print_cells(rows: Sequence[Row]) -> None:
     heads = [head for head, _ in shown]
     table = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
     print_table(heads, table, right=[head for head in heads if head not in ("cell", "status")])
+    if any(row.get("reward") is not None for row in rows):
+        say(_LEGEND)
+    for labels in _twins(rows):
+        say(
+            f"{' and '.join(labels)} have the same numbers throughout: what tells them apart decided nothing here"
+        )
     if len(shown) < len(columns):
         say(f"columns that do not fit: {', '.join(head for head, _ in columns[len(shown) :])}")
+
+
+def _twins(rows: Sequence[Row]) -> list[list[str]]:
+    """Labels of finished cells of one seed whose results are equal to the last digit."""
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for row in rows:
+        if row["status"] == "finished" and row.get("reward") is not None:
+            values = tuple(
+                row.get(name) for name in ("seed", "reward", "success", "rubric_updates", "quarantine_rate")
+            )
+            alike.setdefault(values, []).append(str(row["label"]))
+    return [labels for labels in alike.values() if len(labels) > 1]
 
 
 def _fitting(columns: list[tuple[str, list[str]]], room: int | None) -> list[tuple[str, list[str]]]:
@@ -268,21 +295,28 @@ def _pair(row: Row, name: str) -> str:
     return value if gain is None else f"{value} {float(gain):+.3f}"
 
 
+def _two(row: Row, first: str, second: str, sign: str, digits: int) -> str:
+    """A value of the policy's and one of the rubric role's, `8+15`; `-` where there is neither."""
+    values = [number(row.get(name), digits) for name in (first, second)]
+    return "-" if values == ["-", "-"] else sign.join(values)
+
+
 _COLUMNS: tuple[Column, ...] = (
     ("cell", lambda row: str(row["label"])),
     ("seed", lambda row: str(row["seed"])),
     ("status", lambda row: str(row["status"])),
     ("took", lambda row: seconds(row.get("wall_s"))),
-    ("updates", lambda row: f"{number(row.get('policy_updates'), 0)}+{number(row.get('rubric_updates'), 0)}"),
+    ("updates", lambda row: _two(row, "policy_updates", "rubric_updates", "+", 0)),
     ("reward", lambda row: _pair(row, "reward")),
     ("success", lambda row: _pair(row, "success")),
     ("phases", lambda row: number(row.get("n_phases"), 0)),
     ("quarantined", lambda row: number(row.get("quarantine_rate"))),
     ("collapsed", lambda row: number(row.get("collapse_rate"))),
-    (
-        "phase length",
-        lambda row: f"{number(row.get('policy_phase_len'), 1)}/{number(row.get('rubric_phase_len'), 1)}",
-    ),
+    ("phase length", lambda row: _two(row, "policy_phase_len", "rubric_phase_len", "/", 1)),
 )
 """Heading -> the text of a cell's row: updates and phase lengths are policy and rubric."""
+_LEGEND = (
+    "updates: policy + rubric; reward (judged) and success (by rule) on held-out prompts after training, and the rise; "
+    "phase length: policy/rubric; intervals: `racelab show CELL`"
+)
 _ALWAYS = ("cell", "seed", "status", "took")

@@ -107,7 +107,7 @@ class PlainLines:
                 p = state.progress()
                 self.note(
                     f"{cell_name(state)}: step {number(p.step)}  policy {number(p.policy_step)}/"
-                    f"{number(state.cell.config.run.policy_updates)}  {p.phase or 'loading'}  "
+                    f"{number(state.cell.config.run.policy_updates)}  {p.phase or 'untrained view'}  "
                     f"reward={number(p.reward)}  elapsed={seconds(state.elapsed())}  eta={seconds(p.eta_s)}"
                 )
 
@@ -208,7 +208,7 @@ def _cells(state: CellState) -> list[str]:
         state.status,
         number(p.step),
         f"{number(p.policy_step)}/{budget}",
-        p.phase or "loading",
+        p.phase or "untrained view",
         number(p.reward),
         seconds(state.elapsed()),
         seconds(p.eta_s),

@@ -111,8 +111,13 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
 
 
-def read_composed(file: Path) -> Composed:
+def read_composed(file: Path, *, to_look: bool = False) -> Composed:
     """Reads a `config/composed.yaml` that an earlier run left.
+
+    Args:
+        file: of the run.
+        to_look: the run is only looked at: keys that the schema has gained since are taken from its preset and method
+            as they are today. A run that goes on must not be given values that it did not have.
 
     Raises:
         ConfigError: the file is missing, no YAML, or does not fit the schema of this version.
@@ -133,9 +138,43 @@ def read_composed(file: Path) -> Composed:
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_message(error, file)) from error
     except ValidationError as error:
-        raise ConfigError("\n".join(Messages(file=file).lines(error.errors()))) from error
+        missing = [e["loc"] for e in error.errors() if e["type"] == "missing"]
+        if len(missing) != error.error_count():
+            raise ConfigError("\n".join(Messages(file=file).lines(error.errors()))) from error
+        if not to_look:
+            lacks = ", ".join(".".join(map(str, loc)) for loc in missing[:3])
+            raise ConfigError(
+                f"{file}: written by an older racelab, before there was {lacks}; go on with the version named in the "
+                "run's env/environment.json, or start a new run"
+            ) from error
+        config = _with_new_keys(raw, missing, file)
     text = to_yaml(config)
     return Composed(config, text, [], _sha256(text))
+
+
+def _with_new_keys(raw: dict[str, Any], missing: Sequence[tuple[int | str, ...]], file: Path) -> Config:
+    """The config with the keys that it lacks, from the preset and method that it names, as they are today."""
+    from pydantic import ValidationError
+
+    from racelab.configs.schema import Config
+
+    try:
+        today = compose([f"preset={raw['preset']}", f"method={raw['method']['name']}"]).config.model_dump()
+        for loc in missing:
+            there, source = raw, today
+            *blocks, last = map(str, loc)
+            for (
+                name
+            ) in blocks:  # pydantic names the chosen block of a union too: no key of that name is there
+                if name in source:
+                    there, source = there.setdefault(name, {}), source[name]
+            there[last] = source[last]
+        return Config.model_validate(raw)
+    except (ConfigError, ValidationError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file}: written by another racelab, and its preset and method are not there today; read it with the "
+            "version named in the run's env/environment.json"
+        ) from error
 
 
 def _check_place() -> None:

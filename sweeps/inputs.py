@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +19,11 @@ _NO_INPUT: Final = {"run", "learner", "validation", "checkpoint"}
 """Sections that say nothing about data, models and addresses."""
 
 
-def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
+def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
+
+    Returns:
+        What a dry run finds missing that may be there where the sweep is to run: the address and key of the API model.
 
     The prompts are those of data and seed, whatever the method; what the method needs beside them is asked for each.
 
@@ -30,6 +33,7 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
     from racelab.experiments.data.load import load_prompts
 
     loaded: set[str] = set()
+    lacks: dict[str, None] = {}
     check = _InputCheck(root)
     for cell in cells:
         c = cell.config
@@ -44,6 +48,23 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> None:
                 load_prompts(c.data, c.run.seed)
         except RacelabError as error:
             raise type(error)(f"cell {cell.label} (seed {cell.seed}): {error}") from error
+        if dry_run and (lack := _api_lacks(c)):
+            lacks[f"cell {cell.label}: {lack}"] = None
+    return list(lacks)
+
+
+def _api_lacks(config: Config) -> str:
+    """What the API model of a config needs and this process has not; empty if nothing."""
+    from racelab.experiments.models.api import check
+    from racelab.experiments.needs import api_settings, asks_api
+
+    if not asks_api(config):
+        return ""
+    try:
+        check(replace(api_settings(config.api), cache_dir=None))
+    except RacelabError as error:
+        return str(error)
+    return ""
 
 
 def _key(values: object) -> str:

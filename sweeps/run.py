@@ -160,6 +160,18 @@ class View(Watch, Protocol):
         """The end; a second call does nothing."""
 
 
+def refuse_new(plan: Plan) -> None:
+    """What `--resume` asks for.
+
+    Raises:
+        ConfigError: no cell has been started.
+    """
+    if not any(_was_started(plan.root / run_id) for run_id in plan.run_ids):
+        raise ConfigError(
+            f"no cell of the sweep {plan.name} has been started in {plan.root}; leave --resume out to start it"
+        )
+
+
 def run_sweep(plan: Plan, jobs: int, resume: bool, view: View, stop: StopRequest) -> Result:
     """Runs what is not finished, one child process per cell, and records it in the sweep's own folder.
 
@@ -174,10 +186,8 @@ def run_sweep(plan: Plan, jobs: int, resume: bool, view: View, stop: StopRequest
         ConfigError: nothing to resume.
         KeyboardInterrupt: a second SIGINT; the children are dead and the sweep's folder says interrupted.
     """
-    if resume and not any(_was_started(plan.root / run_id) for run_id in plan.run_ids):
-        raise ConfigError(
-            f"no cell of the sweep {plan.name} has been started in {plan.root}; leave --resume out to start it"
-        )
+    if resume:
+        refuse_new(plan)
     folder = _open_sweep(plan)
     if len(plan.cells) > _MANY:
         view.note(f"making the folders of {len(plan.cells):,} cells")

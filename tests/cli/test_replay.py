@@ -93,7 +93,7 @@ def test_another_setting_gives_differences_and_says_where_they_begin(
     assert (found["plot"], file.is_file()) == (str(file), True)
     text = call("replay", str(trained.path), *words, "--no-plot").out
     assert "differences; first at step 1: tau_sat, logged 0.7, replayed 0.95." in text
-    assert f"From step {found['counterfactual_from']} on the phases differ" in text
+    assert f"Counterfactual from step {found['counterfactual_from']} on: the phases differ" in text
 
 
 def test_a_changed_log_is_told_from_changed_settings(trained: RunFolder, call: Call, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_off_a_terminal_a_line_for_each_start_and_end(
     states[2].set("running")
     view.tick(states)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("a-s2: step -  policy -/32  loading  reward=-")
+    assert last.startswith("a-s2: step -  policy -/24  untrained view  reward=-")
 
 
 def test_on_a_terminal_one_table_that_shows_what_runs_first(states: list[CellState]) -> None:
@@ -249,7 +249,7 @@ def test_the_table_of_cells_leaves_out_what_none_has(capsys: pytest.CaptureFixtu
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["cell", "seed", "status", "took", "updates", "reward", "phases", "phase", "length"],
         ["full", "0", "finished", "1m05s", "8+3", "0.375", "+0.125", "4", "3.5/-"],
-        ["static", "1", "new", "-", "-+-", "-", "-", "-/-"],
+        ["static", "1", "new", "-", "-", "-", "-", "-"],
     ]
 
 
@@ -314,4 +314,24 @@ def test_a_grid_that_ships_is_named_without_its_path(tmp_path: Path, call: Calla
     assert len(by_name) == 12
     missing = call("sweep", "quarantine-targets", "--dry-run")
     assert missing.code == 2
-    assert "quarantine-targets" in missing.err
+    assert "did you mean quarantine-target?" in missing.err
+
+
+def test_a_dry_run_refuses_to_resume_nothing_and_warns_of_an_api_without_address(
+    tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    root = f"run.root={tmp_path}"
+    nothing = call("ablate", "--variant", "full,filter-only", "--resume", "--dry-run", root)
+    assert nothing.code == 2
+    assert "no cell of the sweep ablate has been started" in nothing.err
+    warned = call("baseline", "--method", "rar", "--dry-run", root)
+    assert warned.code == 0
+    assert "warning: cell rar: api.base_url is empty and OPENAI_BASE_URL is not set" in warned.err
+
+
+def test_cells_with_the_same_results_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from racelab.cli.sweep import print_cells
+
+    same = {"seed": 0, "status": "finished", "reward": 0.5, "success": 0.25, "rubric_updates": 3}
+    print_cells([{"label": "a", **same}, {"label": "b", **same}, {"label": "c", **same, "reward": 0.6}])
+    assert "a and b have the same numbers throughout" in capsys.readouterr().err

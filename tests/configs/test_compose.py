@@ -438,3 +438,24 @@ def test_the_module_itself_loads_no_hydra() -> None:
 def test_yaml_of_a_config_keeps_the_order_of_the_schema() -> None:
     keys = list(yaml.safe_load(to_yaml(compose([]).config)))
     assert keys == list(Config.model_fields)
+
+
+def test_a_run_of_an_older_schema_can_be_looked_at_but_not_gone_on_with(tmp_path: Path) -> None:
+    """Two keys are taken out, one of them inside a block of a union; what stands there stays as it is."""
+    file = tmp_path / "composed.yaml"
+    whole = compose(["method=evolm", "method.buffer.capacity=7", "validation.rubric_temperature=0.5"])
+    raw = yaml.safe_load(whole.yaml)
+    del raw["validation"]["rubric_temperature"], raw["method"]["buffer"]["min_age"]
+    file.write_text(yaml.safe_dump(raw))
+    config = read_composed(file, to_look=True).config
+    assert config.validation.rubric_temperature == compose([]).config.validation.rubric_temperature
+    assert isinstance(config.method, EvolmConfig)
+    assert (config.method.buffer.capacity, config.method.buffer.min_age) == (7, 0)
+    with pytest.raises(
+        ConfigError, match=r"written by an older racelab, before there was method\.evolm\.buffer"
+    ):
+        read_composed(file)
+    raw["method"]["nonsense"] = 1
+    file.write_text(yaml.safe_dump(raw))
+    with pytest.raises(ConfigError, match="nonsense"):
+        read_composed(file, to_look=True)
