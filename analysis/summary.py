@@ -78,7 +78,7 @@ def _read(folder: RunFolder) -> tuple[list[dict[str, float]], dict[str, list[dic
 def _config(folder: RunFolder) -> dict[str, Any]:
     from racelab.configs.compose import read_composed
 
-    return read_composed(folder.path / "config" / "composed.yaml").config.model_dump()
+    return read_composed(folder.path / "config" / "composed.yaml", to_look=True).config.model_dump()
 
 
 def _train_prompts(folder: RunFolder) -> int:
