@@ -43,6 +43,8 @@ TARGETS = {
 }
 _ANY_ROUNDING = "one decimal more or less still lies between the grid of the scores and their binary error"
 _SAME_LENGTH = "the lengths were made equal a few lines above, `strict` can never act"
+_IN_RANGE = "the share lies in [0, 1] but for rounding"
+
 EQUIVALENT: dict[tuple[str, str], str] = {
     (METHODS + "grpo.py", "SCORE_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
     (METHODS + "grpo.py", "SCORE_DIGITS = 12 => 12 -1"): _ANY_ROUNDING,
@@ -54,6 +56,32 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         METHODS + "grpo.py",
         "rows = zip(samples, adv_G, weights_GT, strict=True) => True to False",
     ): _SAME_LENGTH,
+    **{
+        (METHODS + "baselines/rlcer_reward.py", label): why
+        for label, why in {
+            "return min(max((got - lowest) / whole, 0.0), 1.0) => 1.0 +1": _IN_RANGE,
+            "return min(max((got - lowest) / whole, 0.0), 1.0) => 0.0 -1": _IN_RANGE,
+            "lowest = math.fsum(s for s in points if s < 0.0) => Lt to LtE": "no item has 0 points",
+            "points = [float(s) for s, counts in zip(points_K, valid_K, strict=True) if counts] => True to False": (
+                _SAME_LENGTH
+            ),
+            "got = math.fsum(s for s, b in zip(points, np.asarray(holds_K)[valid_K], strict=True) if b) => "
+            "True to False": _SAME_LENGTH,
+        }.items()
+    },
+    **{
+        (METHODS + "baselines/rubric_arm_reward.py", label): why
+        for label, why in {
+            "used: int = 0 => 0 +1": "not read before the first epoch",
+            "used: int = 0 => 0 -1": "not read before the first epoch",
+            "@dataclass(frozen=True, slots=True) => True to False": "nobody writes to it",
+            "for winner, valid, beyond in zip(winners_G, valid_G, beyond_G, strict=True) => True to False": (
+                _SAME_LENGTH
+            ),
+            "now = PairOrder(int(rng.integers(2**62)), 0) => 62 +1": "any seed will do",
+            "now = PairOrder(int(rng.integers(2**62)), 0) => 62 -1": "any seed will do",
+        }.items()
+    },
 }
 """(file, mutation) -> why no test can tell it from the original. The mutation is `source line => change`."""
 

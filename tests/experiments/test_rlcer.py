@@ -618,3 +618,8 @@ def test_a_resumed_run_of_real_parts_is_the_same_bit_by_bit(name, tmp_path, monk
     assert {r.metrics["train/clock/phase_kind"] for r in late} == {0.0, 1.0}
     if name == "rlcer":
         assert all(r.metrics["cost/calls/judge_eval"] > 0 for r in early[::2])
+
+
+def test_half_a_point_is_no_penalty() -> None:
+    """Points 1/2 and -1, the first holds, the second does not: (1/2 - (-1)) / (1/2 + 1) = 1."""
+    assert cot_share(np.array([True, False]), [0.5, -1.0], np.array([True, True])) == 1.0
