@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
@@ -17,17 +17,7 @@ from racelab.experiments.errors import ConfigError
 from racelab.sweeps.composing import options as config_options
 from racelab.sweeps.composing import user_dirs
 
-ORDER = (
-    "full",
-    "no-gradient-filtering",
-    "uniform-rubric-sampling",
-    "filter-only",
-    "random-phase-length",
-    "fixed-50-50",
-    "static-thresholds",
-    "short-phases",
-    "low-quarantine",
-)
+ORDER: Final[tuple[str, ...]] = get_args(RaceConfig.model_fields["variant"].annotation)
 """The order of RACE Table 6, then Table 16; a user's own variants follow."""
 
 

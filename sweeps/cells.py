@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -162,10 +163,8 @@ def open_cell(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
     """
     path = root / run_id
     if not path.exists():
-        try:
+        with contextlib.suppress(RunExistsError):  # another sweep was quicker
             return _create(root, cell, run_id, sweep)
-        except RunExistsError:  # another sweep was quicker
-            pass
     return RunFolder.open(path)
 
 

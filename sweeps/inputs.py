@@ -22,10 +22,10 @@ _NO_INPUT: Final = {"run", "learner", "validation", "checkpoint"}
 def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
 
+    The prompts are those of data and seed, whatever the method; what the method needs beside them is asked for each.
+
     Returns:
         What a dry run finds missing that may be there where the sweep is to run: the address and key of the API model.
-
-    The prompts are those of data and seed, whatever the method; what the method needs beside them is asked for each.
 
     Raises:
         RacelabError: of the first cell whose inputs are not there; the message names it.

@@ -56,6 +56,17 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         METHODS + "grpo.py",
         "rows = zip(samples, adv_G, weights_GT, strict=True) => True to False",
     ): _SAME_LENGTH,
+    (METHODS + "baselines/evolm_reward.py", "size = np.clip(margins, 0.0, 1.0) => 1.0 +1"): (
+        "scores lie in [0, 1], so no margin is above 1"
+    ),
+    **{
+        (METHODS + "baselines/rrd_weights.py", label): why
+        for label, why in {
+            "FLOOR = 1e-8 => 1e-08 -1": "the ridge keeps every eigenvalue above 0.1",
+            "if n == 0: => 0 -1": "no items: what follows gives the same empty weights",
+            "largest = positive_I.max(initial=0.0) => 0.0 -1": "no weight is below 0 there, and 0 is treated alike",
+        }.items()
+    },
     **{
         (METHODS + "baselines/rlcer_reward.py", label): why
         for label, why in {

@@ -135,7 +135,7 @@ class JsonJudge:
             for item in items
         ]
         flat = [p for row in prefixes for p in row]
-        replies = iter(self._replies(flat))
+        replies = iter(json_replies(self._model, flat, how))
         values, unread, lost = [], 0, 0
         for row in prefixes:
             texts = [next(replies) for _ in row]
@@ -151,31 +151,44 @@ class JsonJudge:
         """Kind, model, template and sampling (JSON values)."""
         return _describe("json", self._model_id, JUDGE_JSON, asdict(self.settings))
 
-    def _replies(self, prefixes: Sequence[tuple[int, ...]]) -> list[str | None]:
-        """The reply to each prompt, all decoded in one batch; None where there is none."""
-        how = self.settings
-        fits = [i for i, p in enumerate(prefixes) if len(p) + how.max_tokens <= self._model.window]
-        replies: list[str | None] = [None] * len(prefixes)
-        if not fits:
-            return replies
-        requests = [
-            GenerationRequest(prefixes[i], 1, how.max_tokens, how.temperature, how.top_p) for i in fits
-        ]
-        try:
-            samples = self._model.generate(requests, self._rng([prefixes[i] for i in fits]))
-        except UnreachableError:
-            return replies
-        for i, group in zip(fits, samples, strict=True):
-            replies[i] = group[0].text
+
+def json_replies(
+    model: LanguageModel, prefixes: Sequence[tuple[int, ...]], how: JsonSettings, *purpose: str
+) -> list[str | None]:
+    """The reply to each prompt, all decoded in one batch; None where there is none.
+
+    Args:
+        model: of the judge.
+        prefixes: prompts; one that leaves no room for a reply in the window gets none.
+        how: sampling, and the seed.
+        purpose: tells uses of one judge model apart: the draws are seeded by it, the setting and what is asked, so
+            that asking the same again gives the same.
+    """
+    fits = [i for i, p in enumerate(prefixes) if len(p) + how.max_tokens <= model.window]
+    replies: list[str | None] = [None] * len(prefixes)
+    if not fits:
         return replies
+    asked = [prefixes[i] for i in fits]
+    requests = [GenerationRequest(p, 1, how.max_tokens, how.temperature, how.top_p) for p in asked]
+    try:
+        samples = model.generate(requests, _rng([*purpose, how.seed, asked]))
+    except UnreachableError:
+        return replies
+    for i, group in zip(fits, samples, strict=True):
+        replies[i] = group[0].text
+    return replies
 
-    def _rng(self, prefixes: Sequence[tuple[int, ...]]) -> torch.Generator:
-        """Seeded by the setting and what is asked: scoring the same again gives the same."""
-        import torch
 
-        body = json.dumps([self.settings.seed, prefixes]).encode()
-        seed = int.from_bytes(hashlib.sha256(body).digest()[:7], "big")
-        return torch.Generator().manual_seed(seed)
+def _rng(seed_parts: list[object]) -> torch.Generator:
+    import torch
+
+    body = json.dumps(seed_parts).encode()
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(body).digest()[:7], "big"))
+
+
+def closed_thought(model: LanguageModel, thinking: bool) -> tuple[int, ...]:
+    """What is put in front of the reply of a model that would think, if it is not to; nothing for other models."""
+    return () if thinking or len(model.encode("<think>")) != 1 else tuple(model.encode(_NO_THOUGHT))
 
 
 def parse_score(reply: str, high: float) -> float:
@@ -206,7 +219,7 @@ def _prefixes(
     if item.rubric is None:
         return []
     fields = {"prompt": defang(item.prompt.text), "criteria": defang(format_numbered(item.rubric)), **slots}
-    closing = () if thinking or len(model.encode("<think>")) != 1 else tuple(model.encode(_NO_THOUGHT))
+    closing = closed_thought(model, thinking)
     return [
         (*template.encode(model, response=defang(strip_thinking(r.text)), **fields), *closing)
         for r in item.responses

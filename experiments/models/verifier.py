@@ -9,28 +9,20 @@ counted: RLCER then finds an item that is the same for all answers, which is not
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from racelab.experiments.errors import ConfigError, UnreachableError
+from racelab.experiments.errors import ConfigError
 from racelab.experiments.models.items import ItemQuestion, judge_items
-from racelab.experiments.models.judge_prompted import JsonSettings
+from racelab.experiments.models.judge_prompted import JsonSettings, closed_thought, json_replies
 from racelab.experiments.models.prompts.rlcer import VERIFY_LIST
 from racelab.experiments.models.rubric import json_values
 from racelab.experiments.models.text import defang, strip_thinking
 from racelab.experiments.ports import Judge, LanguageModel, Verifier
-from racelab.experiments.types import Check, GenerationRequest, Verdicts
-
-if TYPE_CHECKING:
-    import torch
-
-_NO_THOUGHT = "<think>\n\n</think>\n\n"  # as the JSON judge's
+from racelab.experiments.types import Check, Verdicts
 
 
 class JsonVerifier:
@@ -47,7 +39,7 @@ class JsonVerifier:
         A reply that cannot be read is a parse failure; a prompt beyond the window, or a model that cannot be reached,
         an infrastructure failure.
         """
-        replies = self._replies([self._prefix(c) for c in checks])
+        replies = json_replies(self._model, [self._prefix(c) for c in checks], self.settings, "verify")
         found = [
             None if text is None else parse_holds(text, len(c.items))
             for text, c in zip(replies, checks, strict=True)
@@ -72,33 +64,7 @@ class JsonVerifier:
             response=defang(strip_thinking(check.answer.text)),
             n=str(len(check.items)),
         )
-        if self.settings.thinking or len(self._model.encode("<think>")) != 1:
-            return prefix
-        return (*prefix, *self._model.encode(_NO_THOUGHT))
-
-    def _replies(self, prefixes: Sequence[tuple[int, ...]]) -> list[str | None]:
-        """The reply to each prompt, all decoded in one batch; None where there is none."""
-        how = self.settings
-        fits = [i for i, p in enumerate(prefixes) if len(p) + how.max_tokens <= self._model.window]
-        replies: list[str | None] = [None] * len(prefixes)
-        if not fits:
-            return replies
-        asked = [prefixes[i] for i in fits]
-        requests = [GenerationRequest(p, 1, how.max_tokens, how.temperature, how.top_p) for p in asked]
-        try:
-            samples = self._model.generate(requests, self._rng(asked))
-        except UnreachableError:
-            return replies
-        for i, group in zip(fits, samples, strict=True):
-            replies[i] = group[0].text
-        return replies
-
-    def _rng(self, prefixes: Sequence[tuple[int, ...]]) -> torch.Generator:
-        """Seeded by the setting and what is asked: checking the same again gives the same."""
-        import torch
-
-        body = json.dumps(["verify", self.settings.seed, prefixes]).encode()
-        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(body).digest()[:7], "big"))
+        return (*prefix, *closed_thought(self._model, self.settings.thinking))
 
 
 class ItemVerifier:

@@ -157,7 +157,7 @@ def test_final_rewards():
     usable = np.array([True, True, True, True, False])
     found = final_rewards(base, valid, usable, format_weight=0.25, invalid_reward=-0.5)
     np.testing.assert_allclose(found, [1.0, 0.75, 0.25, NAN, -0.5])
-    assert math.isnan(final_rewards(base, valid, usable)[4])
+    assert math.isnan(final_rewards(base, valid, usable, format_weight=0.0)[4])
 
 
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=8), st.sampled_from(["preference", "separation"]))

@@ -61,7 +61,7 @@ def final_rewards(
     valid_G: npt.NDArray[np.bool_],
     usable_G: npt.NDArray[np.bool_],
     *,
-    format_weight: float = 0.0,
+    format_weight: float,
     invalid_reward: float = math.nan,
 ) -> FloatArray:
     """What GRPO sees: (1 - f) base + f valid where there is a rubric to judge, `invalid_reward` where there is none.
