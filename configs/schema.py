@@ -82,6 +82,7 @@ __all__ = [
     "RubricArmConfig",
     "RubricConfig",
     "RubricRewardConfig",
+    "RunBase",
     "RunConfig",
     "SamplingConfig",
     "ScalarRmConfig",
@@ -92,25 +93,19 @@ __all__ = [
     "TrackingConfig",
     "TrqcConfig",
     "ValidateConfig",
+    "refuse_what_local_cannot",
 ]
 
 
-class RunConfig(Section):
-    """What to run, how long, where it lands."""
+class RunBase(Section):
+    """What every run has: its name, place and seed."""
 
     name: str = Field(
         description="Name of the run; empty: made from method, variant and seed.", max_length=80
     )
     root: str = Field(description="Folder of all runs; empty: $RACELAB_HOME/runs, else ./runs.")
     seed: int = Field(ge=0, lt=2**31)
-    policy_updates: Count = Field(description="Budget: policy steps. Rubric steps come on top (RACE App. D).")
-    max_steps: int | None = Field(
-        ge=1, description="Hard limit on policy and rubric steps together; null: none."
-    )
     threads: int = Field(ge=0, description="CPU threads of the compute library; 0: all cores.")
-    samples_every: Count = Field(
-        description="Keep generated texts of every n-th step in the `samples` table."
-    )
 
     @field_validator("name")
     @classmethod
@@ -122,6 +117,18 @@ class RunConfig(Section):
                 "starting with a letter or digit"
             )
         return name
+
+
+class RunConfig(RunBase):
+    """What to run, how long, where it lands."""
+
+    policy_updates: Count = Field(description="Budget: policy steps. Rubric steps come on top (RACE App. D).")
+    max_steps: int | None = Field(
+        ge=1, description="Hard limit on policy and rubric steps together; null: none."
+    )
+    samples_every: Count = Field(
+        description="Keep generated texts of every n-th step in the `samples` table."
+    )
 
 
 class ModelConfig(Section):
@@ -263,6 +270,8 @@ class LearnerConfig(Section):
     max_grad_norm: Positive
     kl_beta: NonNegative
     clip_ratio: Positive
+    clip_ratio_high: Positive | None = Field(description="Another bound above 1 (clip-higher); null: symmetric.")
+    entropy_coef: NonNegative = Field(description="Weight of the policy's entropy, which is maximised.")
     epochs: Count
     minibatches: Count
     max_tokens_per_microbatch: Count
@@ -352,6 +361,25 @@ class BackendConfig(Section):
         return self.nodes * self.gpus_per_node
 
 
+def refuse_what_local_cannot(b: BackendConfig) -> None:
+    """An option that the chosen backend cannot honour is an error, never ignored."""
+    if b.name != "local":
+        return
+    for key, value, allowed in (
+        ("nodes", b.nodes, 1),
+        ("gpus_per_node", b.gpus_per_node, 0),
+        ("learner_ranks", b.learner_ranks, 1),
+        ("tensor_parallel", b.tensor_parallel, 1),
+        ("rollout_engines", b.rollout_engines, 0),
+        ("micro_batch_per_device", b.micro_batch_per_device, None),
+        ("packed_tokens", b.packed_tokens, None),
+        ("max_lag", b.max_lag, 0),
+        ("truncated_is", b.truncated_is, None),
+    ):
+        if value != allowed:
+            raise ValueError(f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}")
+
+
 class LauncherConfig(Section):
     """Where the run starts; in this version only here (`inline`)."""
 
@@ -395,30 +423,8 @@ class Config(Section):
     checkpoint: CheckpointConfig
 
     @model_validator(mode="after")
-    def _backend_honours(self) -> Config:
-        """An option that the chosen backend cannot honour is an error, never ignored."""
-        if self.backend.name != "local":
-            return self
-        b = self.backend
-        for key, value, allowed in (
-            ("nodes", b.nodes, 1),
-            ("gpus_per_node", b.gpus_per_node, 0),
-            ("learner_ranks", b.learner_ranks, 1),
-            ("tensor_parallel", b.tensor_parallel, 1),
-            ("rollout_engines", b.rollout_engines, 0),
-            ("micro_batch_per_device", b.micro_batch_per_device, None),
-            ("packed_tokens", b.packed_tokens, None),
-            ("max_lag", b.max_lag, 0),
-            ("truncated_is", b.truncated_is, None),
-        ):
-            if value != allowed:
-                raise ValueError(
-                    f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _cross(self) -> Config:
+        refuse_what_local_cannot(self.backend)
         m, v = self.method, self.validation
         if self.data.limit is not None and self.data.limit < m.prompts_per_step:
             raise ValueError(

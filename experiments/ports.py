@@ -5,6 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from racelab.experiments.episodes import (
+    AgentSampling,
+    Case,
+    Episode,
+    Grading,
+    Instance,
+    Observation,
+    Reflection,
+    Result,
+    Start,
+    Subtask,
+    Turn,
+)
 from racelab.experiments.types import (
     Check,
     FloatArray,
@@ -138,6 +151,111 @@ class PromptStream(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Undoes `state`."""
+
+
+@runtime_checkable
+class DialogueModel(LanguageModel, Protocol):
+    """A language model that can hold a conversation token by token."""
+
+    def opening(self, system: str, user: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of system prompt, first user turn and the header of the reply; tools as OpenAI function schemas."""
+
+    def bridge(self, user: str, *, ended: bool) -> list[int]:
+        """Ids between a reply and the next: end of turn (unless `ended`: it was sampled), user turn, next header."""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode of a task. Not shared between threads; opened, played once, closed."""
+
+    def reset(self) -> Observation:
+        """The first observation."""
+
+    def step(self, reply: str) -> Observation:
+        """The answer to one reply. Never raises for what an agent says or an outside service does: faults are counted
+        in the result and end the episode where they must."""
+
+    def replay(self, turns: Sequence[Turn]) -> Observation | None:
+        """Brings a fresh environment to the state after `turns`, without calling any outside service again.
+
+        Returns:
+            The last observation, or None if the state could not be restored exactly (the retry is then dropped).
+        """
+
+    def stop(self, reason: str) -> Observation:
+        """Ends the episode from outside (`response_budget`, `turns`); gives the terminal observation."""
+
+    def result(self) -> Result:
+        """Reward and end; called once `done`."""
+
+    def close(self) -> None:
+        """Gives back what the episode held."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One of the four benchmarks: data, texts, environment, taxonomy.
+
+    Attributes:
+        name: as in the config.
+        subtasks: the taxonomy (App. C).
+        tools: OpenAI function schemas; () for free-form actions.
+        concurrency: environments that may be open at once; None: any number.
+        stops: strings that end a reply beside the end token, such as `</action>`.
+    """
+
+    name: str
+    subtasks: tuple[Subtask, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    concurrency: int | None
+    stops: tuple[str, ...]
+
+    def train(self) -> Sequence[Instance]:
+        """Training examples, ids unique."""
+
+    def validation(self) -> Sequence[Instance]:
+        """The fixed validation slice."""
+
+    def system_prompt(self, addition: str = "") -> str:
+        """The system prompt, with what a reflection adds ("consult any additions below", Fig. 10)."""
+
+    def open(self, instance: Instance) -> Environment:
+        """A fresh environment."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Counters and times since the last call (`task/<name>/<metric>`), then set back to zero."""
+
+    def describe(self) -> dict[str, object]:
+        """What is needed to score the same again: versions, servers, hashes (JSON values)."""
+
+    def close(self) -> None:
+        """Stops servers and processes that the task started. May be called twice."""
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """Plays episodes with a policy."""
+
+    def play(
+        self, starts: Sequence[Start], sampling: AgentSampling, rng: torch.Generator
+    ) -> list[Episode | None]:
+        """One episode per start, in order; None where a retry's prefix could not be replayed exactly."""
+
+
+@runtime_checkable
+class Grader(Protocol):
+    """Grades episodes along a task's taxonomy."""
+
+    def grade(self, episodes: Sequence[Episode], rng: torch.Generator) -> list[Grading]:
+        """One grading per episode, in order."""
+
+
+@runtime_checkable
+class Reflector(Protocol):
+    """Says what to do otherwise, and from which turn on."""
+
+    def reflect(self, cases: Sequence[Case], rng: torch.Generator) -> list[Reflection]:
+        """One reflection per case, in order."""
 
 
 @runtime_checkable

@@ -162,12 +162,17 @@ class TrainSample:
         tokens: ids [T].
         advantages: A_{i,t} [T].
         weights: the weight of each token in the loss [T]; the loss is the weighted SUM over the whole batch,
-            so the chosen normalisation (Eq 4) lives in these numbers alone.
+            so the chosen normalisation (Eq 4) lives in these numbers alone. A token of weight 0 (an observation, a
+            replayed prefix) is context only.
+        part: `policy` is trained by the clipped surrogate with KL and entropy. Any other word names a part of an
+            auxiliary loss: the weighted negative log-likelihood -sum_t w_t log pi(y_t), without ratio, advantage, KL
+            or entropy; its value comes back as `UpdateStats.losses[part]`.
     """
 
     tokens: tuple[int, ...]
     advantages: FloatArray
     weights: FloatArray
+    part: str = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,7 @@ class UpdateStats:
         clip_frac: share of tokens whose ratio was clipped.
         entropy: Monte Carlo estimate -mean log pi(y_t).
         grad_norm: before clipping; NaN if not finite.
+        losses: value of each auxiliary part (`TrainSample.part`), as it stands in the loss.
     """
 
     stepped: bool = False
@@ -224,6 +230,7 @@ class UpdateStats:
     n_samples: int = 0
     n_tokens: int = 0
     seconds: float = 0.0
+    losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
