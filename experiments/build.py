@@ -232,7 +232,7 @@ def _room(config: Config, generator: Generator) -> int:
 
 def learner_settings(config: Config) -> Any:
     """The learner's settings, with the length of the schedule."""
-    from racelab.experiments.backends.local.learner import OptimSettings
+    from racelab.experiments.backends.local.optim import OptimSettings
 
     learner = config.learner
     return OptimSettings(
@@ -244,6 +244,8 @@ def learner_settings(config: Config) -> Any:
         max_grad_norm=learner.max_grad_norm,
         beta=learner.kl_beta,
         clip=learner.clip_ratio,
+        clip_high=learner.clip_ratio_high,
+        entropy_coef=learner.entropy_coef,
         epochs=learner.epochs,
         minibatches=learner.minibatches,
         max_tokens_per_microbatch=learner.max_tokens_per_microbatch,

@@ -86,7 +86,7 @@ def hf_grads(module: Any, coefficients: torch.Tensor, temperature: float) -> dic
 
 def my_grads(model: LocalModel, coefficients: torch.Tensor, temperature: float) -> dict[str, torch.Tensor]:
     """Gradients of sum c_t log p_t under Hugging Face names."""
-    model.accumulate(groups(), temperature, lambda _: lambda logp, part: coefficients[part], None)
+    model.accumulate(groups(), temperature, lambda _: lambda logp, part: (coefficients[part], None), None)
     if model.engine == "plain":
         return {n: p.grad.clone() for n, p in model.core.masters.items()}
     out = {}

@@ -214,7 +214,7 @@ class FastModel:
             batch: packed groups.
             temperature: divides the logits.
             coefficient: receives the reference's log-probs [tokens] (None without `reference`) and returns
-                the function that gives d loss / d log-prob.
+                the function that gives the loss's slope (see `Coefficient`).
             reference: a frozen model that equals this one below `train_from`; only its upper layers are run.
 
         Returns:

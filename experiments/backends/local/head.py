@@ -1,6 +1,8 @@
 """Log-probabilities and their gradient through the vocabulary, without ever holding [tokens, vocab].
 
-Source of the loss: RACE Eq 4 (clipped policy gradient with a kl3 penalty), as a weighted sum over tokens.
+Source of the loss: RACE Eq 4 (clipped policy gradient with a kl3 penalty), as a weighted sum over tokens. Beside it:
+the exact entropy of the distribution that a token is scored under, and plain negative log-likelihood for the tokens of
+an auxiliary loss (RLDS Eq 4).
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ _CHUNK = 256  # tokens whose logits exist at the same time (in the compute type)
 _PIECE = 512  # tokens whose logits' gradients exist at the same time; a multiple of the chunk
 _BLOCK = 16  # tokens whose logits exist in float32, small enough for the cache
 
-Coefficient = Callable[[Tensor, slice], Tensor]
-"""(log-probs [m], which tokens) -> d loss / d log-prob [m]."""
+Coefficient = Callable[[Tensor, slice], tuple[Tensor, Tensor | None]]
+"""(log-probs [m], which tokens) -> (c [m], h [m] or None): d loss / d log-prob, and the loss's term - h_t H_t, where
+H_t is the entropy of the distribution that token t is scored under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class LossTerms:
         reference: log-probs under the frozen reference; None where beta is 0.
         clip: eps_c; the ratio is clipped to [1 - clip, 1 + clip].
         beta: weight of kl3.
+        clip_high: another upper bound, 1 + clip_high; None: the same as the lower.
+        policy: [tokens] of booleans: these have ratio, advantage, KL and entropy, the others only -w_t log p_t; None:
+            all are policy tokens.
+        entropy: w_t times the entropy coefficient, 0 outside `policy`; None: no entropy term.
     """
 
     advantages: Tensor
@@ -40,6 +47,9 @@ class LossTerms:
     reference: Tensor | None
     clip: float
     beta: float
+    clip_high: float | None = None
+    policy: Tensor | None = None
+    entropy: Tensor | None = None
 
     def evaluate(self, logp: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss parts and the exact derivative at `logp` [m] for the tokens in `part`.
@@ -49,22 +59,35 @@ class LossTerms:
 
             d loss_t / d logp = w (-r A [not clipped] + beta (1 - exp(ref - logp))).
 
+        Outside `policy`: loss_t = -w logp, derivative -w.
+
         Returns:
-            derivative, policy part, kl3, clipped (1.0 or 0.0), each [m]; only the derivative is weighted.
+            derivative, policy part, kl3, clipped (1.0 or 0.0), each [m]; only the derivative is weighted. Outside
+            `policy` the last three are -logp, 0 and 0.
         """
         adv, w = self.advantages[part], self.weights[part]
         ratio = torch.ones_like(logp) if self.old is None else torch.exp(logp - self.old[part])
-        high = (adv > 0) & (ratio > 1 + self.clip)
+        top = 1 + (self.clip if self.clip_high is None else self.clip_high)
+        high = (adv > 0) & (ratio > top)
         low = (adv < 0) & (ratio < 1 - self.clip)
         clipped = (high | low).to(logp.dtype)
-        policy = -torch.minimum(ratio * adv, ratio.clamp(1 - self.clip, 1 + self.clip) * adv)
+        policy = -torch.minimum(ratio * adv, ratio.clamp(1 - self.clip, top) * adv)
         slope = -ratio * adv * (1 - clipped)
         kl = torch.zeros_like(logp)
         if self.reference is not None:
             delta = self.reference[part] - logp
             kl = torch.expm1(delta) - delta
             slope = slope - self.beta * torch.expm1(delta)
-        return w * slope, policy, kl, clipped
+        if self.policy is None:
+            return w * slope, policy, kl, clipped
+        # chosen, not multiplied by 0: where nothing is trained the reference may be far away and exp overflow
+        on, zero = self.policy[part], torch.zeros_like(logp)
+        return (
+            torch.where(on, w * slope, -w),
+            torch.where(on, policy, -logp),
+            torch.where(on, kl, zero),
+            torch.where(on, clipped, zero),
+        )
 
 
 def token_logprobs(h: Tensor, head: Linear, targets: Tensor, temperature: float) -> Tensor:
@@ -103,7 +126,8 @@ def head_backward(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs, and the gradient of a loss of them, chunk by chunk.
 
-    With c_t = d loss / d log p_t, the gradient of the logits is c_t (onehot - softmax) / temperature.
+    With c_t = d loss / d log p_t, the gradient of the logits is c_t (onehot - softmax) / temperature; a term - h_t H_t
+    adds h_t p (log p + H_t) / temperature, p being the softmax.
 
     Args:
         h: normalised final states [n, width], compute type.
@@ -111,7 +135,7 @@ def head_backward(
         weight: the same weight [vocab, width], plain, compute type.
         targets: [n].
         temperature: divides the logits.
-        coefficient: gives c for a chunk from its log-probs.
+        coefficient: gives c and h for a block of tokens from its log-probs.
         add_weight_grad: receives pieces of d loss / d weight [vocab, width]; None if the head is frozen.
 
     Returns:
@@ -132,10 +156,22 @@ def head_backward(
                 rows = slice(start + a + i, min(start + a + i + _BLOCK, start + a + _CHUNK, n))
                 lp, e, total = _block(logits[i : i + _BLOCK], targets[rows], temperature)
                 logp[rows] = lp
-                c = (coefficient(lp, rows) / temperature)[:, None]
+                slope, h_entropy = coefficient(lp, rows)
+                c = (slope / temperature)[:, None]
+                bonus = None if h_entropy is None else _entropy_grad(e, total, h_entropy / temperature)
                 e.mul_(-c / total[:, None]).scatter_add_(1, targets[rows, None], c)
-                grad[a + i : a + i + _BLOCK] = e
+                grad[a + i : a + i + _BLOCK] = e if bonus is None else e.add_(bonus)
         dh[start : start + _PIECE] = grad @ weight
         if add_weight_grad is not None:
             add_weight_grad(grad.t() @ piece)
     return logp, dh
+
+
+def _entropy_grad(e: Tensor, total: Tensor, h: Tensor) -> Tensor:
+    """Gradient of -h H by the scaled logits, h p (log p + H), for p = e / total [m, vocab]; e is not changed.
+
+    With s = e log e (0 where e is) and S its sum: log p + H = log e - S / total.
+    """
+    s = torch.special.xlogy(e, e)
+    s.addcmul_(e, (s.sum(-1) / total)[:, None], value=-1.0)
+    return s.mul_((h / total)[:, None])

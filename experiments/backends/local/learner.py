@@ -2,16 +2,20 @@
 
 The loss of one update is
 
-    L = sum_t w_t [ -min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t) + beta kl3_t ],
+    L = sum_t w_t [ -min(r_t A_t, clip(r_t, 1 - eps, 1 + eps_high) A_t) + beta kl3_t - alpha H_t ]
+        - sum over the tokens of auxiliary parts of w_t log pi(y_t),
     r_t = pi(y_t) / pi_old(y_t),  kl3_t = exp(d_t) - d_t - 1,  d_t = log pi_ref(y_t) - log pi(y_t),
 
-with A_t and w_t taken from the `TokenBatch`. pi_old is the policy before the update: on the first inner step
-the ratio is exactly 1 (from the detached training log-prob, never from the rollout's, whose kernels round
-differently); for later inner steps the log-probs are those that the training pass gave, or a pass without
-gradient for minibatches that the first step has not seen.
+with A_t and w_t taken from the `TokenBatch`, and H_t the exact entropy of the distribution that token t is scored
+under (at the batch's temperature, like every log-prob here). Auxiliary parts (`TrainSample.part`, RLDS Eq 4) have no
+ratio, and so are the same loss at every inner step. A token of weight 0 is context only.
 
-With several minibatches, the weights of each are scaled so that they sum to the weights of the whole batch:
-every inner step is then as large as a full one.
+pi_old is the policy before the update: on the first inner step the ratio is exactly 1 (from the detached training
+log-prob, never from the rollout's, whose kernels round differently); for later inner steps the log-probs are those
+that the training pass gave, or a pass without gradient for minibatches that the first step has not seen.
+
+With several minibatches, the weights of each are scaled so that they sum to the weights of the whole batch, the
+policy's and each auxiliary part's by themselves: every inner step is then as large as a full one.
 
 This module imports torch: import it lazily. Masters and optimiser state are float32. Everything is written
 for `cpu` and `cuda`; it has been tested on CPU only. On CPU the same seed gives bit-equal weights.
@@ -22,109 +26,41 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from racelab.experiments.backends.local.head import Coefficient, LossTerms
-from racelab.experiments.backends.local.model import LocalModel, split_groups
+from racelab.experiments.backends.local.model import split_groups
+from racelab.experiments.backends.local.optim import OptimSettings
+from racelab.experiments.backends.local.trainable import Trainable
 from racelab.experiments.errors import CheckpointError, ConfigError, DataError
 from racelab.experiments.models.assets import model_sha256
-from racelab.experiments.types import TokenBatch, TrainGroup, TrainSample, UpdateStats
+from racelab.experiments.types import TokenBatch, TrainGroup, UpdateStats
 
-Schedule = Literal["constant", "linear", "cosine"]
+Model = TypeVar("Model", bound=Trainable)
 
-
-@dataclass(frozen=True, slots=True)
-class OptimSettings:
-    """AdamW, its schedule, and the loss.
-
-    Attributes:
-        lr: peak learning rate.
-        betas: AdamW's decay rates.
-        eps: AdamW's epsilon.
-        weight_decay: decoupled.
-        max_grad_norm: the gradient is scaled down to this norm; infinity leaves it.
-        schedule: after the warm-up: `constant`, or down to `min_lr_ratio` along a line or half a cosine.
-        warmup_steps: updates over which the rate rises linearly from lr / warmup_steps.
-        total_steps: updates at which `linear` and `cosine` arrive; required by them.
-        min_lr_ratio: share of lr that is left at the end.
-        beta: weight of kl3 against the frozen reference; 0 runs no reference.
-        clip: eps of the ratio.
-        epochs: passes over the batch per update.
-        minibatches: optimiser steps per pass; groups are dealt round-robin.
-        max_tokens_per_microbatch: tokens (prefixes once, plus samples) that run together.
-    """
-
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    total_steps: int | None = None
-    min_lr_ratio: float = 0.0
-    beta: float = 0.0
-    clip: float = 0.2
-    epochs: int = 1
-    minibatches: int = 1
-    max_tokens_per_microbatch: int = 4096
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what cannot work."""
-        for name in (
-            "lr",
-            "eps",
-            "max_grad_norm",
-            "clip",
-            "epochs",
-            "minibatches",
-            "max_tokens_per_microbatch",
-        ):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"learner.{name}: must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "beta", "warmup_steps", "min_lr_ratio"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"learner.{name}: must not be negative, got {getattr(self, name)}")
-        if self.schedule not in ("constant", "linear", "cosine"):
-            raise ConfigError(f"learner.schedule: {self.schedule} is none of constant, linear, cosine")
-        if self.schedule != "constant" and (
-            self.total_steps is None or self.total_steps <= self.warmup_steps
-        ):
-            raise ConfigError(
-                f"learner.total_steps: schedule {self.schedule} needs more than the {self.warmup_steps} "
-                f"warm-up steps, got {self.total_steps}"
-            )
-
-    def lr_at(self, update: int) -> float:
-        """Learning rate of an update, counted from 0."""
-        if update < self.warmup_steps:
-            return self.lr * (update + 1) / self.warmup_steps
-        if self.schedule == "constant" or self.total_steps is None:
-            return self.lr
-        done = min(1.0, (update - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * left)
+_POLICY = "policy"  # the part that is not an auxiliary loss
 
 
 @dataclass(slots=True)
 class _Totals:
-    """Weighted sums over an update."""
+    """Weighted sums over an update: the policy's; of each other part the weights and negative log-likelihoods."""
 
     weight: float = 0.0
     policy: float = 0.0
     kl: float = 0.0
     clipped: float = 0.0
     entropy: float = 0.0
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
     steps: int = 0
     grad_norm: float = 0.0
 
 
-class LocalBackend:
-    """Implements `ports.Backend`.
+class LocalBackend(Generic[Model]):
+    """Implements `ports.Backend`, for any model that is `Trainable` and speaks the `LanguageModel` port.
 
     Attributes:
         policy: the trained model; generate from it at any time.
@@ -133,9 +69,7 @@ class LocalBackend:
         skipped: optimiser steps left out because the gradient was not finite.
     """
 
-    def __init__(
-        self, policy: LocalModel, settings: OptimSettings, reference: LocalModel | None = None
-    ) -> None:
+    def __init__(self, policy: Model, settings: OptimSettings, reference: Model | None = None) -> None:
         """Wrap a model opened with role `policy`.
 
         Args:
@@ -146,8 +80,9 @@ class LocalBackend:
         """
         if policy.core.train_from is None:
             raise ConfigError("the local backend needs a model opened with role='policy'")
-        self.policy, self.settings = policy, settings
-        self.reference = reference if reference is not None else policy.frozen_copy()
+        self.policy: Model = policy
+        self.settings = settings
+        self.reference: Model = reference if reference is not None else policy.frozen_copy()
         self.updates = 0
         self.skipped = 0
         self._base_sha = model_sha256(policy.path)
@@ -178,7 +113,7 @@ class LocalBackend:
         totals = _Totals()
         shares = [groups[k :: self.settings.minibatches] for k in range(self.settings.minibatches)]
         parts = [_scaled(share, groups) for share in shares if share]
-        old: dict[int, list[Tensor]] = {}
+        old: dict[int, list[Tensor | None]] = {}
         if len(parts) > 1:
             old = {k: self._old(part, batch.temperature) for k, part in enumerate(parts) if k}
         last_step = self.settings.epochs * len(parts) - 1
@@ -202,31 +137,43 @@ class LocalBackend:
             for piece in pieces
         ]
 
-    def _old(self, groups: Sequence[TrainGroup], temperature: float) -> list[Tensor]:
-        """Log-probs of each micro-batch under the present policy."""
-        return [self.policy.score(_pairs(piece), temperature) for piece in self._micro(groups)]
+    def _old(self, groups: Sequence[TrainGroup], temperature: float) -> list[Tensor | None]:
+        """Log-probs of each micro-batch under the present policy; None where no ratio is taken."""
+        return [
+            self.policy.score(_pairs(piece), temperature) if _has_policy(piece) else None
+            for piece in self._micro(groups)
+        ]
 
     def _inner(
-        self, groups: Sequence[TrainGroup], temperature: float, old: list[Tensor] | None, totals: _Totals
-    ) -> list[Tensor]:
+        self,
+        groups: Sequence[TrainGroup],
+        temperature: float,
+        old: Sequence[Tensor | None] | None,
+        totals: _Totals,
+    ) -> list[Tensor | None]:
         """Accumulate the gradient of one minibatch; log-probs per micro-batch."""
         self._optimizer.zero_grad(set_to_none=True)
-        reference = self.reference if self.settings.beta > 0 else None
-        logps = []
+        logps: list[Tensor | None] = []
         for m, piece in enumerate(self._micro(groups)):
             terms = self._terms(piece, None if old is None else old[m])
+            tallied = terms.weights if terms.policy is None else terms.weights * terms.policy
 
-            def coefficient(ref: Tensor | None, terms: LossTerms = terms) -> Coefficient:
+            def coefficient(
+                ref: Tensor | None, terms: LossTerms = terms, tallied: Tensor = tallied
+            ) -> Coefficient:
                 full = replace(terms, reference=ref)
 
-                def slope(logp: Tensor, part: slice) -> Tensor:
-                    gradient, policy, kl, clipped = full.evaluate(logp, part)
-                    _tally(totals, full.weights[part], policy, kl, clipped, logp)
-                    return gradient
+                def slope(lp: Tensor, part: slice) -> tuple[Tensor, Tensor | None]:
+                    gradient, policy, kl, clipped = full.evaluate(lp, part)
+                    _tally(totals, tallied[part], policy, kl, clipped, lp)
+                    return gradient, None if full.entropy is None else full.entropy[part]
 
                 return slope
 
-            logps.append(self.policy.accumulate(_pairs(piece), temperature, coefficient, reference))
+            reference = self.reference if self.settings.beta > 0 and _has_policy(piece) else None
+            logp = self.policy.accumulate(_pairs(piece), temperature, coefficient, reference)
+            _tally_parts(totals, piece, terms.weights, logp)
+            logps.append(logp)
         return logps
 
     def _terms(self, piece: Sequence[TrainGroup], old: Tensor | None) -> LossTerms:
@@ -239,8 +186,20 @@ class LocalBackend:
                 device
             )
 
-        s = self.settings
-        return LossTerms(flat("advantages"), flat("weights"), old, None, s.clip, s.beta)
+        s, weights = self.settings, flat("weights")
+        own = torch.cat([torch.full((len(p.tokens),), p.part == _POLICY) for p in samples]).to(device)
+        policy = own & (weights != 0)
+        return LossTerms(
+            flat("advantages"),
+            weights,
+            old,
+            None,
+            s.clip,
+            s.beta,
+            clip_high=s.clip_high,
+            policy=None if bool(policy.all()) else policy,
+            entropy=s.entropy_coef * weights * policy if s.entropy_coef and bool(policy.any()) else None,
+        )
 
     def _step(self, lr: float, totals: _Totals) -> None:
         """Clip and apply the gradient, unless it is not finite."""
@@ -336,17 +295,29 @@ def _filled(batch: TokenBatch) -> list[TrainGroup]:
 
 
 def _scaled(share: Sequence[TrainGroup], groups: Sequence[TrainGroup]) -> list[TrainGroup]:
-    """A minibatch with its weights scaled to the sum of the whole batch's."""
-    whole, part = (sum(float(s.weights.sum()) for g in gs for s in g.samples) for gs in (groups, share))
-    if len(share) == len(groups) or part == 0:
+    """A minibatch with the weights of each part scaled to the sum that the part has in the whole batch."""
+    if len(share) == len(groups):
         return list(share)
+    whole, here = _weights(groups), _weights(share)
+    factor = {part: whole[part] / total if total else 1.0 for part, total in here.items()}
     return [
-        TrainGroup(
-            g.prefix,
-            tuple(TrainSample(s.tokens, s.advantages, s.weights * (whole / part)) for s in g.samples),
-        )
+        TrainGroup(g.prefix, tuple(replace(s, weights=s.weights * factor[s.part]) for s in g.samples))
         for g in share
     ]
+
+
+def _weights(groups: Sequence[TrainGroup]) -> dict[str, float]:
+    """Sum of the weights of each part."""
+    sums: dict[str, float] = {}
+    for g in groups:
+        for s in g.samples:
+            sums[s.part] = sums.get(s.part, 0.0) + float(s.weights.sum())
+    return sums
+
+
+def _has_policy(piece: Sequence[TrainGroup]) -> bool:
+    """True if some token is trained by the clipped surrogate (and so needs ratio and reference)."""
+    return any(s.part == _POLICY and bool(s.weights.any()) for g in piece for s in g.samples)
 
 
 def _pairs(groups: Sequence[TrainGroup]) -> list[tuple[Sequence[int], Sequence[Sequence[int]]]]:
@@ -365,10 +336,24 @@ def _tally(totals: _Totals, w: Tensor, policy: Tensor, kl: Tensor, clipped: Tens
     totals.entropy += entropy
 
 
+def _tally_parts(totals: _Totals, piece: Sequence[TrainGroup], weights: Tensor, logp: Tensor) -> None:
+    """Add the negative log-likelihoods of the auxiliary parts; `logp` is of all tokens of the piece."""
+    samples = [s for g in piece for s in g.samples]
+    if all(s.part == _POLICY for s in samples):
+        return
+    sizes = [len(s.tokens) for s in samples]
+    values = [float(v.sum()) for v in (-weights * logp).split(sizes)]
+    for s, total, value in zip(samples, [float(w.sum()) for w in weights.split(sizes)], values, strict=True):
+        if s.part != _POLICY:
+            before = totals.parts.get(s.part, (0.0, 0.0))
+            totals.parts[s.part] = (before[0] + total, before[1] + value)
+
+
 def _stats(t: _Totals, batch: TokenBatch, lr: float, seconds: float) -> UpdateStats:
-    """What an update did; the loss is averaged over the inner steps, the rest over the weights."""
+    """What an update did; losses are averaged over the inner steps, the rest over the policy's weights."""
     w = t.weight or 1.0
-    total = sum(float(s.weights.sum()) for g in batch.groups for s in g.samples)
+    whole = _weights(batch.groups)
+    total = whole.get(_POLICY, 0.0)
     return UpdateStats(
         stepped=t.steps > 0,
         loss_pg=t.policy * total / w,
@@ -380,4 +365,5 @@ def _stats(t: _Totals, batch: TokenBatch, lr: float, seconds: float) -> UpdateSt
         n_samples=batch.n_samples,
         n_tokens=batch.n_tokens,
         seconds=seconds,
+        losses={part: value * whole[part] / (weight or 1.0) for part, (weight, value) in t.parts.items()},
     )

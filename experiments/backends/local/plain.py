@@ -69,8 +69,10 @@ class PlainModel:
         with self.cast():
             return self.module(**args)
 
-    def _logprobs(self, batch: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> Tensor:
-        """Log p of every sample token of the (prefix, sample) pairs, in order [tokens]."""
+    def _scored(
+        self, batch: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log p of every sample token of the (prefix, sample) pairs in order [tokens], and the scaled logits."""
         width = max(len(p) + len(t) for p, t in batch) - 1
         ids = torch.zeros(len(batch), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -84,12 +86,12 @@ class PlainModel:
         logits = self.call(ids.to(self.device), mask.to(self.device)).logits
         picked = logits.flatten(0, 1)[torch.tensor(where, device=self.device)].float() / temperature
         chosen = picked.gather(1, torch.tensor(targets, device=self.device)[:, None])[:, 0]
-        return torch.sub(chosen, picked.logsumexp(-1))
+        return torch.sub(chosen, picked.logsumexp(-1)), picked
 
     def logprobs(self, groups: Sequence[Group], temperature: float) -> Tensor:
         """Log p of every sample token [tokens], float32; no gradient."""
         with torch.no_grad():
-            return self._logprobs([(p, t) for p, tails in groups for t in tails], temperature).float()
+            return self._scored(_pairs(groups), temperature)[0].float()
 
     def accumulate(
         self,
@@ -98,11 +100,15 @@ class PlainModel:
         coefficient: Callable[[Tensor | None], Coefficient],
         reference: PlainModel | None,
     ) -> Tensor:
-        """As `FastModel.accumulate`, by autograd: the surrogate Σ c_t log p_t has the same gradient."""
+        """As `FastModel.accumulate`, by autograd: Σ c_t log p_t - h_t H_t has the same gradient as the loss."""
         ref = None if reference is None else reference.logprobs(groups, temperature)
-        lp = self._logprobs([(p, t) for p, tails in groups for t in tails], temperature)
-        c = coefficient(ref)(lp.detach().float(), slice(0, len(lp)))
-        (lp * c).sum().backward()  # type: ignore[no-untyped-call]
+        lp, logits = self._scored(_pairs(groups), temperature)
+        c, h = coefficient(ref)(lp.detach().float(), slice(0, len(lp)))
+        surrogate = (lp * c).sum()
+        if h is not None:
+            p = logits.softmax(-1)
+            surrogate = surrogate - (h * (logits.logsumexp(-1) - (p * logits).sum(-1))).sum()
+        surrogate.backward()  # type: ignore[no-untyped-call]
         return lp.detach().float()
 
 
@@ -168,6 +174,11 @@ def load_plain(folder: Path, dtype: torch.dtype, device: str, train_from: int | 
         )
         raise ModelError(f"model folder {folder}: {what}; the weights do not fit config.json")
     return PlainModel(module, dtype, device, train_from)
+
+
+def _pairs(groups: Sequence[Group]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """(prefix, sample) of every sample."""
+    return [(p, t) for p, tails in groups for t in tails]
 
 
 def one_line(error: BaseException) -> str:

@@ -54,9 +54,12 @@ class Trainable(Protocol):
         coefficient: Callable[[Tensor | None], Coefficient],
         reference: Self | None,
     ) -> Tensor:
-        """Adds the gradient to the masters; flat log-probs. `coefficient(reference log-probs)` gives the loss's slope
-        at a piece of tokens: (c [m], h [m] or None), for a loss with d loss / d log p_t = c_t and - h_t H_t, where H_t
-        is the entropy of the distribution that token t was scored under."""
+        """Adds the gradient to the masters; flat log-probs.
+
+        `coefficient(reference log-probs)` gives the loss's slope at a piece of tokens: (c [m], h [m] or None), for a
+        loss with d loss / d log p_t = c_t and a term - h_t H_t, where H_t is the entropy of the distribution that
+        token t was scored under (softmax(logits / temperature)).
+        """
 
     def frozen_copy(self) -> Self:
         """The present weights as a frozen model."""
