@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,21 @@ class Boards:
         """The boards at `index`, on the same canvas."""
         at = index if isinstance(index, slice) else np.asarray(index, dtype=np.int64)
         return Boards(self.side, self.cells_MC[at], self.start_M[at], self.dist_MC[at], self.size_M[at])
+
+    def on(self, side: int) -> Boards:
+        """The same boards on another canvas, which must be large enough for each of them."""
+        if side == self.side:
+            return self
+        shared, m = min(side, self.side), len(self)
+
+        def moved(old: npt.NDArray[Any], fill: int) -> npt.NDArray[Any]:
+            new = np.full((m, side, side), fill, dtype=old.dtype)
+            new[:, :shared, :shared] = old.reshape(m, self.side, self.side)[:, :shared, :shared]
+            return new.reshape(m, side * side)
+
+        row_M, column_M = np.divmod(self.start_M, self.side)
+        cells_MC, dist_MC = moved(self.cells_MC, WALL), moved(self.dist_MC, FAR)
+        return Boards(side, cells_MC, row_M * side + column_M, dist_MC, self.size_M)
 
     def path_M(self) -> IntArray:
         """Steps of the shortest path from start to goal [M]."""
@@ -133,7 +149,7 @@ def make_boards(
             )
         parts.append(found.take(new))
         have += len(new)
-    return _join(side, parts)
+    return join(parts) if parts else Boards(side, *_empty(side))
 
 
 def to_instance(boards: Boards, i: int, split: str) -> Instance:
@@ -178,7 +194,7 @@ def from_rows(rows: Sequence[object], where: Sequence[str], side: int | None = N
     Raises:
         DataError: not a square of S, F, H and G with one S and one G, too large for the canvas, or without a path.
     """
-    boards = [_checked(r, w) for r, w in zip(rows, where, strict=True)]
+    boards = [checked_rows(r, w) for r, w in zip(rows, where, strict=True)]
     canvas = side or max((len(b) for b in boards), default=1)
     cells_MC = np.full((len(boards), canvas, canvas), WALL, dtype=np.int8)
     start_M = np.zeros(len(boards), dtype=np.int64)
@@ -198,8 +214,8 @@ def from_rows(rows: Sequence[object], where: Sequence[str], side: int | None = N
     return made
 
 
-def _checked(rows: object, where: str) -> list[str]:
-    """The rows of one board, their form checked."""
+def checked_rows(rows: object, where: str) -> list[str]:
+    """The rows of one board; their form is checked, whether there is a path is not (see `from_rows`)."""
     if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, str) for row in rows):
         raise DataError(f'{where}: `rows` must be a list of strings such as ["SF", "HG"]')
     if any(len(row) != len(rows) for row in rows):
@@ -257,15 +273,20 @@ def _measured(side: int, cells_MC: Cells, start_M: IntArray, size_M: IntArray) -
     return Boards(side, cells_MC, start_M, inner.reshape(side * side, m).T.astype(np.int16), size_M)
 
 
-def _join(side: int, parts: Sequence[Boards]) -> Boards:
-    """The parts one after the other; no part is an empty set of boards."""
-    if not parts:
-        none = np.zeros(0, dtype=np.int64)
-        return _measured(side, np.zeros((0, side * side), dtype=np.int8), none, none)
+def join(parts: Sequence[Boards]) -> Boards:
+    """Boards one after the other, on a canvas that holds the largest; at least one part."""
+    side = max(part.side for part in parts)
+    same = [part.on(side) for part in parts]
     return Boards(
         side,
-        np.concatenate([p.cells_MC for p in parts]),
-        np.concatenate([p.start_M for p in parts]),
-        np.concatenate([p.dist_MC for p in parts]),
-        np.concatenate([p.size_M for p in parts]),
+        np.concatenate([part.cells_MC for part in same]),
+        np.concatenate([part.start_M for part in same]),
+        np.concatenate([part.dist_MC for part in same]),
+        np.concatenate([part.size_M for part in same]),
     )
+
+
+def _empty(side: int) -> tuple[Cells, IntArray, Steps, IntArray]:
+    """The arrays of no boards."""
+    none = np.zeros(0, dtype=np.int64)
+    return np.zeros((0, side * side), np.int8), none, np.zeros((0, side * side), np.int16), none
