@@ -9,8 +9,9 @@ from typing import Final, get_args
 
 from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
-from racelab.configs.schema import Config
 from racelab.configs.schema_methods import RaceConfig
+from racelab.configs.keys import RACE
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.configs.sources import composed_files, key_sources
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError
@@ -34,7 +35,7 @@ def ablate(
 ) -> int:
     """Runs the variants named, or all of them."""
     given = parse_seeds(seeds)
-    known = config_options(config_dirs).get("variant", [])
+    known = config_options(config_dirs, RACE).get("variant", [])
     names = chosen("variant", variants, in_order(known, ORDER), overrides)
     for name in names:
         _refuse_undoing(name, overrides, config_dirs)
@@ -66,7 +67,7 @@ def _refuse_undoing(variant: str, overrides: Sequence[str], config_dirs: Sequenc
             )
 
 
-def with_numbers(label: str, config: Config) -> str:
+def with_numbers(label: str, config: AnyConfig) -> str:
     """The label with the numbers of the variant, where its name does not say them: they follow the preset.
 
     Example: `fixed-50-50` with phases of 3 and 3 steps gives `fixed-50-50-3+3`.

@@ -8,6 +8,7 @@ from pathlib import Path
 from racelab.cli.ablate import chosen, in_order
 from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
+from racelab.configs.keys import RACE
 from racelab.sweeps.composing import options as config_options
 
 ORDER = ("evolm", "rlcer", "rubric-arm", "rar", "rrd", "prompted-api", "prompted-policy", "scalar-rm")
@@ -28,7 +29,7 @@ def baseline(
 ) -> int:
     """Runs the methods named, or all of them."""
     given = parse_seeds(seeds)
-    known = [name for name in config_options(config_dirs).get("method", []) if name != _OURS]
+    known = [name for name in config_options(config_dirs, RACE).get("method", []) if name != _OURS]
     names = chosen("method", methods, in_order(known, ORDER), overrides)
     specs = [spec for name in names for spec in seeded(name, [*overrides, f"method={name}"], given)]
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)

@@ -132,7 +132,7 @@ def _models(root: Path) -> Iterator[Check]:
     from racelab.configs.compose import compose
     from racelab.experiments.models.assets import resolve_model
 
-    config = compose([]).config
+    config = compose([]).race
     for name, source in (("model", config.model.source), ("encoder", config.encoder.source)):
         try:
             folder = resolve_model(source)

@@ -87,7 +87,7 @@ def _config(folder: RunFolder) -> schema.Config:
     method = str(folder.info().get("method") or "race")
     if method != "race":
         raise _no_race(folder, method)
-    return read_composed(folder.path / "config" / "composed.yaml", to_look=True).config
+    return read_composed(folder.path / "config" / "composed.yaml", to_look=True).race
 
 
 def _race(config: schema.Config, folder: RunFolder) -> schema.RaceConfig:

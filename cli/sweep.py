@@ -14,7 +14,7 @@ from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
 from racelab.configs.keys import CONFIG_DIR
-from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError
 from racelab.sweeps.cells import Cell, Spec, make_cells
@@ -96,7 +96,7 @@ def run_cells(
     words: Sequence[str],
     specs: Sequence[Spec],
     options: Options,
-    label: Callable[[str, Config], str] | None = None,
+    label: Callable[[str, AnyConfig], str] | None = None,
 ) -> int:
     """Composes and checks every cell, then lists or runs them. Returns the exit code.
 

@@ -107,7 +107,7 @@ class PlainLines:
                 p = state.progress()
                 self.note(
                     f"{cell_name(state)}: step {number(p.step)}  policy {number(p.policy_step)}/"
-                    f"{number(state.cell.config.run.policy_updates)}  {p.phase or 'untrained view'}  "
+                    f"{number(state.cell.config.budget)}  {p.phase or 'untrained view'}  "
                     f"reward={number(p.reward)}  elapsed={seconds(state.elapsed())}  eta={seconds(p.eta_s)}"
                 )
 
@@ -188,7 +188,7 @@ class LiveTable:
 
 
 def _cells(state: CellState) -> list[str]:
-    budget = number(state.cell.config.run.policy_updates)
+    budget = number(state.cell.config.budget)
     if state.status != "running":
         return [
             state.cell.label,

@@ -14,6 +14,7 @@ from racelab.cli.console import print_json, results, say
 from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
+from racelab.configs.schema import Config
 from racelab.experiments.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ def _train_seeds(
 
     given = parse_seeds(seeds)
     config = compose(overrides, config_dirs).config
-    words = [config.method.name, config.method.variant_name, config.preset]
-    name = config.run.name or "-".join(word for word in words if word)
+    name = config.run.name or config.title
     options = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output)
     command = ["train", *options.words(seeds), *overrides]
     return run_cells(name, command, seeded(name, overrides, given), options)
@@ -106,22 +106,18 @@ def parse_seeds(text: str | None) -> list[int] | None:
 
 def _dry_run(composed: Composed, json_output: bool) -> int:
     """What would run, where, after every check that needs neither a model nor the network."""
-    from racelab.experiments.data.load import load_prompts
-
     c = composed.config
-    if c.data.source != "hub":
+    if isinstance(c, Config) and c.data.source != "hub":
+        from racelab.experiments.data.load import load_prompts
+
         load_prompts(c.data, c.run.seed)
     findings = reachability(c)
     row = {
-        "preset": c.preset,
-        "method": c.method.name,
-        "variant": c.method.variant_name,
-        "seed": c.run.seed,
+        **c.facts(),
         "backend": c.backend.name,
         "nodes": c.backend.nodes,
         "gpus": c.backend.gpus,
         "launcher": c.launcher.name,
-        "policy_updates": c.run.policy_updates,
         "root": str(run_root(c.run.root)),
         "config_sha256": composed.sha256,
     }
@@ -226,7 +222,7 @@ def _attempt(
     """One attempt, with the display open; the summary is printed last, or returned under --json."""
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read when torch is first imported
     from racelab.experiments.fsio import write_json_atomic
-    from racelab.experiments.session import Session, Talk
+    from racelab.experiments.session import Talk, open_session
     from racelab.experiments.signals import StopRequest
 
     display = make_display(json_output)
@@ -239,11 +235,11 @@ def _attempt(
         write_json_atomic(done.path / "summary.json", summary)
 
     with StopRequest() as stop:
-        display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.run.policy_updates)
+        display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.budget)
         display.note(f"run folder {folder.path}")
         try:
             talk = Talk(display.update, display.note, finish)
-            outcome = Session(composed.config, folder, inputs, talk, stop).run()
+            outcome = open_session(composed.config, folder, inputs, talk, stop).run()
         except KeyboardInterrupt:
             say(
                 f"interrupted; go on at the last checkpoint with: {command()} train --resume {reference(folder)}"

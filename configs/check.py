@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from racelab.configs.check_baselines import baseline_findings
+from racelab.configs.check_rlds import rlds_findings
 from racelab.configs.findings import (
     Finding,
     error,
@@ -22,6 +23,7 @@ from racelab.configs.findings import (
     warn,
 )
 from racelab.configs.schema import Config, RaceConfig
+from racelab.configs.schema_rlds import AnyConfig, RldsRunConfig
 
 COLLAPSE_FLOOR = 0.245
 """Share of groups with sigma = 0 under a judge with few distinct scores (RACE Table 13: 24.5 %)."""
@@ -33,14 +35,18 @@ _MAX_STD = 0.5
 """The largest population std of numbers in [0, 1]: half of them 0, half 1."""
 
 
-def reachability(config: Config) -> list[Finding]:
+def reachability(config: AnyConfig) -> list[Finding]:
     """All findings for a configuration, errors first; [] if every target can be reached."""
+    return sorted(_findings(config), key=lambda finding: finding.severity != "error")
+
+
+def _findings(config: AnyConfig) -> list[Finding]:
+    if isinstance(config, RldsRunConfig):
+        return list(rlds_findings(config))
     method = config.method
     if isinstance(method, RaceConfig):
-        found = [finding for rule in _RULES for finding in rule(config, method)]
-    else:
-        found = list(baseline_findings(config))
-    return sorted(found, key=lambda finding: finding.severity != "error")
+        return [finding for rule in _RULES for finding in rule(config, method)]
+    return list(baseline_findings(config))
 
 
 def _round_up(value: float, digits: int) -> float:

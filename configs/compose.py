@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from racelab.configs.keys import (
-    BY_METHOD,
     CONFIG_DIR,
     PRIMARY,
+    RACE,
+    RLDS,
+    Family,
+    family_of,
     groups,
     identity_keys,
     leaf_keys,
@@ -30,6 +33,7 @@ from racelab.experiments.errors import ConfigError
 
 if TYPE_CHECKING:
     from racelab.configs.schema import Config
+    from racelab.configs.schema_rlds import AnyConfig
     from racelab.configs.sources import Source
 
 PATH_VARIABLE = "RACELAB_CONFIG_PATH"
@@ -52,12 +56,25 @@ class Composed:
         config_dirs: the user's folders that took part.
     """
 
-    config: Config
+    config: AnyConfig
     yaml: str
     overrides: list[str]
     sha256: str
     choices: dict[str, str | None] = field(default_factory=dict)
     config_dirs: tuple[Path, ...] = ()
+
+    @property
+    def race(self) -> Config:
+        """The config, where it is of the RACE family.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        from racelab.configs.schema import Config
+
+        if not isinstance(self.config, Config):
+            raise ConfigError(f"an RLDS run ({' '.join(self.overrides)}); this command is for RACE runs")
+        return self.config
 
     def sources(self) -> dict[str, list[Source]]:
         """Key -> the lines of YAML that set it, the one in force last (the command line stands above all)."""
@@ -87,24 +104,45 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Compo
         ConfigError: one line per problem, each with key, value, reason and the mend.
     """
     dirs = _user_dirs(config_dirs)
-    known = groups(dirs)
     words = [_parse_word(text) for text in overrides]
+    family = _family(words)
+    known = groups(dirs, family)
     chosen = [(w.key, w.value.strip("'\"")) for w in words if w.key in known and not w.value.startswith("{")]
     for word in words:
-        _check_word(word, known, dirs, chosen)
+        _check_word(word, known, dirs, chosen, family)
     _check_place()
     check_user_files(chosen, dirs)
-    _check_variant(chosen, dirs)
-    by_method = _by_method(chosen, dirs)
-    raw, choices = _hydra_compose(words, known, dirs, by_method)
-    if by_method != (again := _by_method(list(choices.items()), dirs)):  # a preset chose the method
-        raw, choices = _hydra_compose(words, known, dirs, again)
-    config = _validate(raw, choices, words, dirs)
+    if family is RACE:
+        _check_variant(chosen, dirs)
+    by_choice = _by_choice(chosen, dirs, family)
+    raw, choices = _hydra_compose(words, known, dirs, by_choice, family)
+    if by_choice != (again := _by_choice(list(choices.items()), dirs, family)):  # a preset chose the method
+        raw, choices = _hydra_compose(words, known, dirs, again, family)
+    config = _validate(raw, choices, words, dirs, family)
     text = to_yaml(config)
     return Composed(config, text, list(overrides), _sha256(text), choices, dirs)
 
 
-def to_yaml(config: Config) -> str:
+def _family(words: Sequence[_Word]) -> Family:
+    """RACE or RLDS, by the words; they may not choose both."""
+    family = family_of((word.key, word.value.strip("'\"")) for word in words)
+    method = next((word for word in words if word.key == "method"), None)
+    if (
+        family is RLDS
+        and method is not None
+        and not (RLDS.folder / "method" / f"{method.value}.yaml").is_file()
+    ):
+        why = next(
+            word.text for word in words if word is not method and family_of([(word.key, word.value)]) is RLDS
+        )
+        raise ConfigError(
+            f"{method.text}: a method of RACE runs, but {why} makes this an RLDS run, whose methods are conditions; "
+            f"leave one of the two out"
+        )
+    return family
+
+
+def to_yaml(config: AnyConfig) -> str:
     """The config as YAML in the order of the schema; reading it back gives an equal config."""
     import yaml
 
@@ -126,11 +164,11 @@ def read_composed(file: Path, *, to_look: bool = False) -> Composed:
     from pydantic import ValidationError
 
     from racelab.configs.messages import Messages
-    from racelab.configs.schema import Config
 
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-        config = Config.model_validate(raw)
+        family = RLDS if isinstance(raw, Mapping) and "task" in raw else RACE
+        config: AnyConfig = family.schema.model_validate(raw)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); is this a run folder?") from error
     except UnicodeDecodeError as error:
@@ -147,19 +185,22 @@ def read_composed(file: Path, *, to_look: bool = False) -> Composed:
                 f"{file}: written by an older racelab, before there was {lacks}; go on with the version named in the "
                 "run's env/environment.json, or start a new run"
             ) from error
-        config = _with_new_keys(raw, missing, file)
+        config = _with_new_keys(raw, missing, file, family)
     text = to_yaml(config)
     return Composed(config, text, [], _sha256(text))
 
 
-def _with_new_keys(raw: dict[str, Any], missing: Sequence[tuple[int | str, ...]], file: Path) -> Config:
-    """The config with the keys that it lacks, from the preset and method that it names, as they are today."""
+def _with_new_keys(
+    raw: dict[str, Any], missing: Sequence[tuple[int | str, ...]], file: Path, family: Family
+) -> AnyConfig:
+    """The config with the keys that it lacks, from the preset and method (task) that it names, as they are today."""
     from pydantic import ValidationError
 
-    from racelab.configs.schema import Config
-
     try:
-        today = compose([f"preset={raw['preset']}", f"method={raw['method']['name']}"]).config.model_dump()
+        words = [f"preset={raw['preset']}", f"{family.by}={raw[family.by]['name']}"]
+        if family is RLDS:
+            words.append(f"condition={raw['method']['condition']}")
+        today = compose(words).config.model_dump()
         for loc in missing:
             there, source = raw, today
             *blocks, last = map(str, loc)
@@ -169,7 +210,7 @@ def _with_new_keys(raw: dict[str, Any], missing: Sequence[tuple[int | str, ...]]
                 if name in source:
                     there, source = there.setdefault(name, {}), source[name]
             there[last] = source[last]
-        return Config.model_validate(raw)
+        return family.schema.model_validate(raw)
     except (ConfigError, ValidationError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file}: written by another racelab, and its preset and method are not there today; read it with the "
@@ -245,7 +286,11 @@ def _refuse_sign(text: str, sign: str, key: str, rest: str | None) -> None:
 
 
 def _check_word(
-    word: _Word, known: Mapping[str, list[str]], dirs: Sequence[Path], chosen: Sequence[tuple[str, str]]
+    word: _Word,
+    known: Mapping[str, list[str]],
+    dirs: Sequence[Path],
+    chosen: Sequence[tuple[str, str]],
+    family: Family,
 ) -> None:
     """Refuses what cannot be meant, before Hydra is loaded."""
     key = word.key
@@ -258,24 +303,28 @@ def _check_word(
             looked = f"; looked in racelab's own configs, {', '.join(map(str, dirs))}" if dirs else ""
             raise ConfigError(f"{word.text}: no such {key}{hint} (known: {', '.join(known[key])}{looked})")
         return
-    if key in identity_keys():
+    if identity_keys().get(key) in known:
         group = identity_keys()[key]
         options = " or ".join(f"{group}={name}" for name in known[group])
         raise ConfigError(f"{word.text}: comes with the choice of {group}; write {options}")
-    if key in leaf_keys():
+    if key in leaf_keys(family):
         return
-    if key in section_keys():
+    if key in section_keys(family):
         if word.value.startswith("{"):
             return
-        inside = [name for name in leaf_keys() if name.startswith(f"{key}.")]
+        inside = [name for name in leaf_keys(family) if name.startswith(f"{key}.")]
         raise ConfigError(f"{word.text}: {key} is a block of keys; set one of them, e.g. {inside[0]}=VALUE")
     if key == "hydra" or key.startswith("hydra."):
         raise ConfigError(f"{word.text}: racelab takes none of Hydra's own settings; remove the word")
     from racelab.configs.messages import keys_in_force
     from racelab.configs.sources import default_choices
 
-    in_force = keys_in_force({**default_choices(), **dict(chosen)}, dirs)
-    found = near_keys(key, [*known, *leaf_keys()], prefer=in_force)
+    other = RACE if family is RLDS else RLDS
+    if key in (*leaf_keys(other), *section_keys(other), *groups(dirs, other)):
+        mend = "leave it out, or leave task= and condition= out" if family is RLDS else "add task=frozenlake"
+        raise ConfigError(f"{word.text}: a key of {other.title} runs; this is one of {family.title}; {mend}")
+    in_force = keys_in_force({**default_choices(family), **dict(chosen)}, dirs)
+    found = near_keys(key, [*known, *leaf_keys(family)], prefer=in_force)
     names = [f"{name}={bare}" if bare in known.get(name, []) else name for name in found]
     hint = did_you_mean(names) or "; `racelab config show` lists every key"
     raise ConfigError(f"{word.text}: no such key{hint}")
@@ -291,23 +340,29 @@ def _check_variant(chosen: Sequence[tuple[str, str]], dirs: Sequence[Path]) -> N
         raise ConfigError(problem)
 
 
-def _by_method(chosen: Sequence[tuple[str, str | None]], dirs: Sequence[Path]) -> list[str]:
-    """The choices that preset and method bring with them: `embedded=evolm` for preset=embedded method=evolm.
+def _by_choice(chosen: Sequence[tuple[str, str | None]], dirs: Sequence[Path], family: Family) -> list[str]:
+    """The choices that preset and method (or task) bring with them: `embedded=evolm` for preset=embedded method=evolm.
 
     Hydra cannot follow the choice of one group inside an option of another, so it is done here.
     """
     from racelab.configs.sources import default_choices, find_option, lineage
 
-    now = {**default_choices(), **dict(chosen)}
-    method, preset = now["method"] or "", now["preset"] or ""
-    roots = (CONFIG_DIR, *dirs)
+    now = {**default_choices(family), **dict(chosen)}
+    choice, preset = now[family.by] or "", now["preset"] or ""
+    roots = family.roots(dirs)
     return [
-        f"{p}={method}" for p in lineage(preset, dirs) if p in BY_METHOD and find_option(p, method, roots)
+        f"{p}={choice}"
+        for p in lineage(preset, dirs, family)
+        if p in family.by_presets and find_option(p, choice, roots)
     ]
 
 
 def _hydra_compose(
-    words: Sequence[_Word], known: Mapping[str, list[str]], dirs: Sequence[Path], first: Sequence[str]
+    words: Sequence[_Word],
+    known: Mapping[str, list[str]],
+    dirs: Sequence[Path],
+    first: Sequence[str],
+    family: Family,
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Hydra's merge: plain values, and the chosen option of each group."""
     import yaml
@@ -333,12 +388,13 @@ def _hydra_compose(
             mend = f"a list is written {word.key}=[{word.value}]"
             raise ConfigError(f"{word.text}: one run takes one value; {mend}")
         lines.append(line)
-    if dirs:
-        paths = ",".join(f"'file://{str(d).replace(chr(39), chr(92) + chr(39))}'" for d in dirs)
+    searched = family.roots(dirs)[1:]
+    if searched:
+        paths = ",".join(f"'file://{str(d).replace(chr(39), chr(92) + chr(39))}'" for d in searched)
         lines.append(f"hydra.searchpath=[{paths}]")
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(family.folder), version_base="1.3"):
             composed = hydra_compose(PRIMARY, overrides=lines, return_hydra_config=True)
         choices = {g: o for g, o in composed.hydra.runtime.choices.items() if not g.startswith("hydra/")}
         with open_dict(composed):
@@ -378,19 +434,22 @@ def _merge_message(error: Exception, dirs: Sequence[Path]) -> str:
 
 
 def _validate(
-    raw: dict[str, Any], choices: Mapping[str, str | None], words: Sequence[_Word], dirs: tuple[Path, ...]
-) -> Config:
+    raw: dict[str, Any],
+    choices: Mapping[str, str | None],
+    words: Sequence[_Word],
+    dirs: tuple[Path, ...],
+    family: Family,
+) -> AnyConfig:
     """Schema check of the merged values; every problem becomes one line."""
     from pydantic import ValidationError
 
     from racelab.configs.messages import Messages
-    from racelab.configs.schema import Config
 
     messages = Messages(choices, frozenset(word.key for word in words), dirs)
     raw = _nan_words(raw)
     odd = list(_odd_numbers(raw))
     try:
-        config = Config.model_validate(raw)
+        config: AnyConfig = family.schema.model_validate(raw)
     except ValidationError as error:
         raise ConfigError("\n".join(messages.lines(error.errors(), odd))) from error
     odd += _bool_numbers(raw, config.model_dump())

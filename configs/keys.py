@@ -1,9 +1,14 @@
-"""The keys that the schema knows, and the groups and options that lie on disk. No Hydra, no YAML reading."""
+"""The keys that the schema knows, and the groups and options that lie on disk. No Hydra, no YAML reading.
+
+There are two families of runs, RACE and RLDS. Each has a schema, a `run.yaml` at the top of its compositions, and
+groups of its own; model, learner, backend, launcher, tracking and checkpoint are shared.
+"""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Union, get_args, get_origin
@@ -11,18 +16,71 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import RldsRunConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent
 """Where racelab's own YAML files lie (a real path, also from a wheel)."""
 
+RLDS_DIR = CONFIG_DIR / "rlds"
+"""The RLDS family's own groups."""
+
 PRIMARY = "run"
-"""The top of every composition: `run.yaml`."""
+"""The top of every composition: `run.yaml` in the family's folder."""
 
-BY_METHOD = ("paper", "sane", "embedded")
-"""Groups named after a preset: what it sets for each method. The choice of preset and method chooses them."""
-
-_NO_GROUPS = frozenset({*BY_METHOD, "sweep"})
+_NO_GROUPS = frozenset({"paper", "sane", "embedded", "sweep", "rlds"})
 """Folders of YAML files that nobody chooses by `group=option`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One of the two kinds of runs.
+
+    Attributes:
+        name: race or rlds.
+        title: for people.
+        schema: of the composed config.
+        folder: of `run.yaml`; first on the search path.
+        by: the group whose choice, with the preset's, brings a further file: embedded/race.yaml, paper/frozenlake.yaml.
+        by_presets: the presets that have such files.
+        shared: groups whose options are looked for in racelab's common folder too; () for all.
+    """
+
+    name: str
+    title: str
+    schema: type[Config] | type[RldsRunConfig]
+    folder: Path
+    by: str
+    by_presets: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+
+    def roots(self, config_dirs: Sequence[Path] = ()) -> tuple[Path, ...]:
+        """Folders in which an option is looked for, in this order."""
+        own = (self.folder,) if self.folder == CONFIG_DIR else (self.folder, CONFIG_DIR)
+        return (*own, *config_dirs)
+
+
+RACE = Family("race", "RACE", Config, CONFIG_DIR, "method", ("paper", "sane", "embedded"))
+RLDS = Family(
+    "rlds",
+    "RLDS",
+    RldsRunConfig,
+    RLDS_DIR,
+    "task",
+    ("paper", "sane", "embedded"),
+    shared=("model", "learner", "eval", "backend", "launcher", "tracking", "checkpoint"),
+)
+_RLDS_GROUPS = ("task", "condition")
+"""Groups that RACE runs do not have: naming one makes an RLDS run."""
+
+
+def family_of(chosen: Iterable[tuple[str, str | None]]) -> Family:
+    """The family that these (key, value) pairs choose: RLDS by task, condition or method=rlds, else RACE."""
+    for key, value in chosen:
+        if key.partition(".")[0] in _RLDS_GROUPS and value is not None:
+            return RLDS
+        if key == "method" and value is not None and (RLDS_DIR / "method" / f"{value}.yaml").is_file():
+            return RLDS
+    return RACE
 
 
 def _models(annotation: object) -> tuple[type[BaseModel], ...]:
@@ -50,21 +108,26 @@ def _walk(model: type[BaseModel], prefix: str, leaves: dict[str, None], sections
 
 
 @cache
-def _schema() -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _keys(schema: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     leaves: dict[str, None] = {}
     sections: dict[str, None] = {}
-    _walk(Config, "", leaves, sections)
+    _walk(schema, "", leaves, sections)
     return tuple(leaves), tuple(sections)
 
 
-def leaf_keys() -> tuple[str, ...]:
-    """Every key that holds a value, dotted, in the order of the schema (all data sources together)."""
-    return _schema()[0]
+def _of(family: Family | None, which: int) -> tuple[str, ...]:
+    families = (RACE, RLDS) if family is None else (family,)
+    return tuple(dict.fromkeys(key for one in families for key in _keys(one.schema)[which]))
 
 
-def section_keys() -> tuple[str, ...]:
+def leaf_keys(family: Family | None = None) -> tuple[str, ...]:
+    """Every key that holds a value, dotted, in the order of the schema (all options together); of both for None."""
+    return _of(family, 0)
+
+
+def section_keys(family: Family | None = None) -> tuple[str, ...]:
     """Every key that holds other keys, dotted."""
-    return _schema()[1]
+    return _of(family, 1)
 
 
 @cache
@@ -74,26 +137,51 @@ def identity_keys() -> dict[str, str]:
     Set alone they would leave the block with the keys of another option, so only the group may set them.
     """
     keys = {f"{name}.name": name for name in ("method", "backend", "launcher")}
-    for name, info in Config.model_fields.items():
-        if isinstance(info.discriminator, str):
-            keys[f"{name}.{info.discriminator}"] = name
+    keys |= {"method.condition": "condition"}
+    for family in (RACE, RLDS):
+        for name, info in family.schema.model_fields.items():
+            if isinstance(info.discriminator, str):
+                keys[f"{name}.{info.discriminator}"] = name
     return keys
 
 
+@cache
 def union_sections() -> frozenset[str]:
     """Sections with several possible blocks; pydantic names the chosen one in the place of an error."""
-    return frozenset(name for name, info in Config.model_fields.items() if info.discriminator is not None)
+    return frozenset(
+        name
+        for family in (RACE, RLDS)
+        for name, info in family.schema.model_fields.items()
+        if info.discriminator is not None
+    )
 
 
-def groups(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
-    """Group -> sorted options: the sub-folders with YAML files, racelab's own and those of `config_dirs`."""
+def groups(config_dirs: Sequence[Path] = (), family: Family | None = RACE) -> dict[str, list[str]]:
+    """Group -> sorted options: the sub-folders with YAML files, racelab's own and those of `config_dirs`.
+
+    Args:
+        config_dirs: the user's.
+        family: whose groups; None: of both.
+    """
     found: dict[str, set[str]] = {}
-    for root in (CONFIG_DIR, *config_dirs):
-        for folder in sorted(p for p in root.iterdir() if p.is_dir() and p.name not in _NO_GROUPS):
-            options = {path.stem for path in folder.glob("*.yaml")}
-            if options:
-                found.setdefault(folder.name, set()).update(options)
+    for one in (RACE, RLDS) if family is None else (family,):
+        for root in one.roots(config_dirs):
+            for folder in sorted(p for p in root.iterdir() if p.is_dir() and p.name not in _NO_GROUPS):
+                if not _belongs(folder.name, root, one):
+                    continue
+                options = {path.stem for path in folder.glob("*.yaml")}
+                if options:
+                    found.setdefault(folder.name, set()).update(options)
     return {group: sorted(options) for group, options in sorted(found.items())}
+
+
+def _belongs(group: str, root: Path, family: Family) -> bool:
+    """Whether a family takes the options of this group in this folder."""
+    if family.name == RACE.name:
+        return group not in _RLDS_GROUPS
+    if root == CONFIG_DIR:
+        return group in family.shared
+    return group in family.shared or (RLDS_DIR / group).is_dir()
 
 
 def shadowed(config_dirs: Iterable[Path]) -> list[tuple[Path, Path]]:
@@ -104,7 +192,9 @@ def shadowed(config_dirs: Iterable[Path]) -> list[tuple[Path, Path]]:
     clashes = []
     for root in config_dirs:
         for path in sorted([*root.glob("*.yaml"), *root.glob("*/*.yaml")]):
-            own = CONFIG_DIR / path.relative_to(root)
-            if own.is_file() and own.resolve() != path.resolve():
-                clashes.append((path, own))
+            for home in (CONFIG_DIR, RLDS_DIR):
+                own = home / path.relative_to(root)
+                if own.is_file() and own.resolve() != path.resolve():
+                    clashes.append((path, own))
+                    break
     return clashes

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from racelab.configs.keys import CONFIG_DIR, groups, leaf_keys, union_sections
+from racelab.configs.keys import RACE, Family, family_of, groups, leaf_keys, union_sections
 from racelab.configs.sources import Source, composed_files, find_option, key_sources, read_sources
 from racelab.configs.suggest import did_you_mean, near, near_keys
 
@@ -86,10 +86,11 @@ class Messages:
 
     def _unknown(self, key: str) -> str:
         """Why a key is refused that the merged values hold: it belongs to another option, or to nothing."""
-        if key not in leaf_keys():
-            return f"no such key{did_you_mean(near_keys(key, leaf_keys(), prefer=self._sources))}"
+        family = family_of(self.choices.items())
+        if key not in leaf_keys(family):
+            return f"no such key{did_you_mean(near_keys(key, leaf_keys(family), prefer=self._sources))}"
         group = key.partition(".")[0]
-        holders = [f"{group}={option}" for option in _holders(key, self.dirs)]
+        holders = [f"{group}={option}" for option in _holders(key, self.dirs, family)]
         mend = f"choose {' or '.join(holders)}" if holders else "leave it out"
         return f"not a key of {group}={self.choices.get(group)}; {mend}"
 
@@ -102,29 +103,30 @@ def keys_in_force(choices: Mapping[str, str | None], dirs: Sequence[Path] = ()) 
     import yaml
 
     several = union_sections()
+    family = family_of(choices.items())
     try:
         held = key_sources(composed_files({group: choices.get(group) for group in several}, dirs))
     except (OSError, ValueError, yaml.YAMLError):
         return frozenset()
-    return frozenset(key for key in leaf_keys() if key in held or key.partition(".")[0] not in several)
+    return frozenset(key for key in leaf_keys(family) if key in held or key.partition(".")[0] not in several)
 
 
 def misplaced_variant(choices: Mapping[str, str | None], dirs: Sequence[Path] = ()) -> str | None:
     """What to say of a variant that the chosen method does not have; None if there is nothing to say."""
     variant, method = choices.get("variant"), choices.get("method")
-    holders = _holders("method.variant", dirs) if variant else []
+    holders = _holders("method.variant", dirs, RACE) if variant else []
     if not variant or method in holders:
         return None
     home = " or ".join(f"method={option}" for option in holders)
     return f"variant={variant}: an ablation of {home}, not of method={method}; choose {home} or leave the variant out"
 
 
-def _holders(key: str, dirs: Sequence[Path]) -> list[str]:
+def _holders(key: str, dirs: Sequence[Path], family: Family) -> list[str]:
     """The options of the key's group whose YAML has the key."""
     group = key.partition(".")[0]
     found = []
-    for option in groups(dirs).get(group, []):
-        file = find_option(group, option, (CONFIG_DIR, *dirs))
+    for option in groups(dirs, family).get(group, []):
+        file = find_option(group, option, family.roots(dirs))
         if file is not None and any(source.key == key for source in read_sources(file, group)):
             found.append(option)
     return found

@@ -270,7 +270,9 @@ class LearnerConfig(Section):
     max_grad_norm: Positive
     kl_beta: NonNegative
     clip_ratio: Positive
-    clip_ratio_high: Positive | None = Field(description="Another bound above 1 (clip-higher); null: symmetric.")
+    clip_ratio_high: Positive | None = Field(
+        description="Another bound above 1 (clip-higher); null: symmetric."
+    )
     entropy_coef: NonNegative = Field(description="Weight of the policy's entropy, which is maximised.")
     epochs: Count
     minibatches: Count
@@ -421,6 +423,27 @@ class Config(Section):
     launcher: LauncherConfig
     tracking: TrackingConfig
     checkpoint: CheckpointConfig
+
+    @property
+    def budget(self) -> int:
+        """Updates of the policy."""
+        return self.run.policy_updates
+
+    def facts(self) -> dict[str, object]:
+        """What a list of runs tells them apart by."""
+        return {
+            "paper": "race",
+            "method": self.method.name,
+            "variant": self.method.variant_name,
+            "preset": self.preset,
+            "seed": self.run.seed,
+            "policy_updates": self.budget,
+        }
+
+    @property
+    def title(self) -> str:
+        """Of a run that nobody has named; without the seed."""
+        return "-".join(filter(None, (self.method.name, self.method.variant_name, self.preset)))
 
     @model_validator(mode="after")
     def _cross(self) -> Config:

@@ -1,6 +1,7 @@
 """The shape of an RLDS run's configuration; what it shares with RACE comes from `schema.py`.
 
-The numbers and their reasons stand in `configs/rlds/`: task/*.yaml, method/rlds.yaml, condition/*.yaml, and the presets.
+The numbers and their reasons stand in `configs/rlds/`: task/*.yaml, method/rlds.yaml, condition/*.yaml and
+the presets.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from racelab.configs.schema import (
     ApiConfig,
     BackendConfig,
     CheckpointConfig,
+    Config,
     EvalConfig,
     LauncherConfig,
     LearnerConfig,
@@ -34,7 +36,7 @@ class RldsRunSection(RunBase):
 
     updates: Count = Field(description="Budget: updates of the policy.")
     epochs: Count | None = Field(
-        description="Passes over the training examples; the run ends there if that comes before `updates`. null: no end."
+        description="Passes over the training examples: the run ends there if that comes before `updates`."
     )
     transcripts_every: Count = Field(description="Keep whole transcripts of every n-th step.")
 
@@ -86,7 +88,9 @@ class TaskCommon(Section):
     group_sizes: GroupSizes
     max_turns: Count
     max_prompt_tokens: Count
-    max_response_tokens: Count = Field(description="Of a whole episode after the prompt, observations included.")
+    max_response_tokens: Count = Field(
+        description="Of a whole episode after the prompt, observations included."
+    )
     max_turn_tokens: Count = Field(description="Of one reply.")
     temperature: Positive
     top_p: TopP
@@ -129,13 +133,17 @@ class HotpotQaTask(TaskCommon):
     """RLDS App. D.2."""
 
     name: Literal["hotpotqa"]
-    data: str = Field(min_length=1, description="`package`, a .json/.jsonl file (either schema), or a hub name.")
+    data: str = Field(
+        min_length=1, description="`package`, a .json/.jsonl file (either schema), or a hub name."
+    )
     default_top_k: Count
     max_top_k: Count
     result_chars: Count = Field(description="Cap of one passage.")
     total_chars: Count = Field(description="Cap of one call.")
     f1_threshold: Fraction
-    official_yes_no: bool = Field(description="The official rule: yes, no and noanswer match exactly or not at all.")
+    official_yes_no: bool = Field(
+        description="The official rule: yes, no and noanswer match exactly or not at all."
+    )
     retriever: RetrieverConfig
 
 
@@ -143,14 +151,18 @@ class ScienceWorldTask(TaskCommon):
     """RLDS App. D.3."""
 
     name: Literal["scienceworld"]
-    split: Literal["variations", "tasks"] = Field(description="variations: per-task train/dev; tasks: 17/13 tasks.")
+    split: Literal["variations", "tasks"] = Field(
+        description="variations: per-task train/dev; tasks: 17/13 tasks."
+    )
     variation_share: Annotated[float, Field(gt=0.0, le=1.0)]
     train_tasks: tuple[str, ...] = Field(description="split=tasks: trained on; the others are held out.")
     simplification: str
     jvms: Count = Field(description="Simulators that run at once, one episode each.")
     heap_mb: Annotated[int, Field(ge=128)]
     step_timeout_s: Positive
-    repeat_limit: Annotated[int, Field(ge=2)] = Field(description="The same action so many times ends the episode.")
+    repeat_limit: Annotated[int, Field(ge=2)] = Field(
+        description="The same action so many times ends the episode."
+    )
     stagnant_factor: Fraction
     no_experiment_factor: Fraction
     no_experiment_from: Fraction
@@ -263,7 +275,9 @@ class RldsMethodConfig(Section):
     positive_amplification: Annotated[float, Field(ge=1.0)] = Field(
         description="R3L: positive advantages of retries are multiplied by it; 1: off."
     )
-    prompt_rewrite: bool = Field(description="ERL: the reflection replaces the system prompt; retries start at turn 0.")
+    prompt_rewrite: bool = Field(
+        description="ERL: the reflection replaces the system prompt; retries start at turn 0."
+    )
 
     @property
     def variant_name(self) -> str:
@@ -316,6 +330,32 @@ class RldsRunConfig(Section):
     tracking: TrackingConfig
     checkpoint: CheckpointConfig
 
+    @property
+    def budget(self) -> int:
+        """Updates of the policy: `run.updates`, or fewer where `run.epochs` ends before."""
+        if self.run.epochs is None:
+            return self.run.updates
+        whole = self.run.epochs * self.task.train_examples // self.task.prompts_per_step
+        return min(self.run.updates, max(1, whole))
+
+    def facts(self) -> dict[str, object]:
+        """What a list of runs tells them apart by."""
+        return {
+            "paper": "rlds",
+            "method": self.method.name,
+            "variant": "",
+            "task": self.task.name,
+            "condition": self.method.condition,
+            "preset": self.preset,
+            "seed": self.run.seed,
+            "policy_updates": self.budget,
+        }
+
+    @property
+    def title(self) -> str:
+        """Of a run that nobody has named; without the seed."""
+        return f"{self.task.name}-{self.method.condition}-{self.preset}"
+
     @model_validator(mode="after")
     def _cross(self) -> RldsRunConfig:
         refuse_what_local_cannot(self.backend)
@@ -337,3 +377,7 @@ class RldsRunConfig(Section):
         if self.learner.minibatches > t.prompts_per_step:
             raise ValueError("learner.minibatches is above the number of groups of a step")
         return self
+
+
+AnyConfig = Config | RldsRunConfig
+"""Of either family of runs."""

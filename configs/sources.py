@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from racelab.configs.keys import CONFIG_DIR, PRIMARY
+from racelab.configs.keys import PRIMARY, RACE, Family, family_of
 
 if TYPE_CHECKING:
     import yaml
@@ -124,17 +124,21 @@ def _with_parents(file: Path, group: str, roots: Sequence[Path], seen: set[Path]
 
 
 @cache
-def default_choices() -> dict[str, str | None]:
-    """Group -> option of `run.yaml`'s own defaults list, in its order."""
+def _default_choices(folder: Path) -> dict[str, str | None]:
     import yaml
 
-    entries = yaml.safe_load((CONFIG_DIR / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))["defaults"]
+    entries = yaml.safe_load((folder / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))["defaults"]
     return {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
 
 
-def lineage(preset: str, config_dirs: Sequence[Path] = ()) -> list[str]:
+def default_choices(family: Family = RACE) -> dict[str, str | None]:
+    """Group -> option of the family's `run.yaml`'s own defaults list, in its order."""
+    return _default_choices(family.folder)
+
+
+def lineage(preset: str, config_dirs: Sequence[Path] = (), family: Family = RACE) -> list[str]:
     """The presets that a preset builds on, the first one first, itself last."""
-    roots = (CONFIG_DIR, *config_dirs)
+    roots = family.roots(config_dirs)
     file = find_option("preset", preset, roots)
     return [] if file is None else [f.stem for f, _ in _with_parents(file, "preset", roots, set())]
 
@@ -143,9 +147,10 @@ def composed_files(
     choices: Mapping[str, str | None], config_dirs: Sequence[Path] = ()
 ) -> list[tuple[Path, str]]:
     """(file, group) of every YAML file in a composition, lowest priority first: in the order of `run.yaml`."""
-    roots = (CONFIG_DIR, *config_dirs)
-    files = [(CONFIG_DIR / f"{PRIMARY}.yaml", "")]
-    for group in default_choices():
+    family = family_of(choices.items())
+    roots = family.roots(config_dirs)
+    files = [(family.folder / f"{PRIMARY}.yaml", "")]
+    for group in default_choices(family):
         option = choices.get(group)
         file = find_option(group, option, roots) if option else None
         if file is not None:

@@ -8,17 +8,62 @@ are the same to the last bit, because weights, optimiser, random streams and dat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from racelab.configs.schema import Config
 from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
 from racelab.experiments.methods.registry import Method
-from racelab.experiments.parts import Parts
-from racelab.experiments.ports import Tracker
+from racelab.experiments.ports import Backend, Tracker
+from racelab.experiments.rng import Streams
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.types import StepRecord
+
+
+class Order(Protocol):
+    """The order of the training data, as the loop sees it."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON: enough to go on at the very next example."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Undoes `state`."""
+
+
+class LoopParts(Protocol):
+    """What the loop itself asks of a run's parts."""
+
+    @property
+    def backend(self) -> Backend:
+        """The trained weights and the optimiser."""
+
+    @property
+    def stream(self) -> Order:
+        """The order of the training examples."""
+
+    @property
+    def rng(self) -> Streams:
+        """The generators of the training loop."""
+
+    def forget(self) -> None:
+        """Empties caches, so that a step computes the same bits in a run that was resumed there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How often things are done beside the steps.
+
+    Attributes:
+        validate_every: policy steps between two validations; 0: none.
+        checkpoint_every: steps between two checkpoints.
+        pinned: steps whose checkpoints are kept for ever.
+        tables_every: table -> keep its rows in every n-th step only.
+    """
+
+    validate_every: int
+    checkpoint_every: int
+    pinned: tuple[int, ...] = ()
+    tables_every: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,7 +100,7 @@ class Hooks:
     probe: Callable[[str, int], None]
 
 
-def restore(checkpoint: Checkpoint, method: Method, parts: Parts) -> Progress:
+def restore(checkpoint: Checkpoint, method: Method, parts: LoopParts) -> Progress:
     """Puts weights, optimiser, streams and data position back."""
     state = checkpoint.state
     parts.backend.load_state(checkpoint.tensors, state["backend"])
@@ -66,7 +111,7 @@ def restore(checkpoint: Checkpoint, method: Method, parts: Parts) -> Progress:
     )
 
 
-def save(store: CheckpointStore, progress: Progress, parts: Parts, tracker: Tracker) -> None:
+def save(store: CheckpointStore, progress: Progress, parts: LoopParts, tracker: Tracker) -> None:
     """Writes a checkpoint; its score is the mean judged reward since the one before."""
     rewards = progress.rewards
     score = sum(rewards) / len(rewards) if rewards else None
@@ -85,9 +130,9 @@ def save(store: CheckpointStore, progress: Progress, parts: Parts, tracker: Trac
 
 
 def loop(
-    config: Config,
+    settings: LoopSettings,
     method: Method,
-    parts: Parts,
+    parts: LoopParts,
     progress: Progress,
     *,
     tracker: Tracker,
@@ -101,22 +146,23 @@ def loop(
     while not method.done(progress.state) and not stop.signum:
         parts.forget()
         progress.state, record = method.step(progress.state)
-        tracker.record(_kept(record, config.run.samples_every))
+        tracker.record(_kept(record, settings.tables_every))
         progress.seconds += float(record.metrics.get("perf/time/step_s", 0.0))
         reward = record.metrics.get("train/reward/mean", math.nan)
         if math.isfinite(reward):
             progress.rewards.append(reward)
         hooks.show(_with_eta(record, progress))
-        every = config.validation.every
+        every = settings.validate_every
         if (
             every
             and record.status["phase"] == "policy"
             and int(str(record.status["policy_step"])) % every == 0
+            and not stop.signum
         ):
             hooks.validate(record.step)
         progress.owed = hooks.due(record, method.done(progress.state))
         _probe(progress, hooks, stop)
-        if record.step % config.checkpoint.every == 0 or record.step in config.eval.at_steps:
+        if record.step % settings.checkpoint_every == 0 or record.step in settings.pinned:
             save(store, progress, parts, tracker)
             saved = record.step
     if saved != progress.state.step:
@@ -135,11 +181,9 @@ def _probe(progress: Progress, hooks: Hooks, stop: StopRequest) -> None:
         progress.owed = ""
 
 
-def _kept(record: StepRecord, samples_every: int) -> StepRecord:
-    """The record with its generated texts only in every n-th step."""
-    if record.step % samples_every == 0:
-        return record
-    tables = {name: rows for name, rows in record.tables.items() if name != "samples"}
+def _kept(record: StepRecord, tables_every: Mapping[str, int]) -> StepRecord:
+    """The record with its large tables (generated texts) only in every n-th step."""
+    tables = {n: rows for n, rows in record.tables.items() if record.step % tables_every.get(n, 1) == 0}
     return replace(record, tables=tables)
 
 

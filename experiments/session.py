@@ -1,330 +1,23 @@
-"""A whole training run: folder, parts, the view before, the loop, the view after.
-
-Order matters: what can be wrong with config, data and models is found before a folder exists; the folder is locked
-before anything is written into it; what a resumed run must not measure again (judge scales, fixed rubrics) is stored
-in `setup.json` before the first step.
-"""
+"""A whole training run of any method: what it needs, its folder, and who runs it."""
 
 from __future__ import annotations
 
-import resource
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from racelab.configs.schema import Config
-from racelab.experiments import validation
-from racelab.experiments.build import Inputs, build_parts, calibrated, find_inputs, ruler
-from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
-from racelab.experiments.data.stream import data_digest
-from racelab.experiments.errors import DataError, RacelabError
-from racelab.experiments.fsio import read_json, write_json_atomic
-from racelab.experiments.methods.registry import Method, make_method
-from racelab.experiments.models.generator import Generator
-from racelab.experiments.models.redundancy import make_redundancy
-from racelab.experiments.needs import describe, equip, redundancy_chat
-from racelab.experiments.parts import Parts
-from racelab.experiments.probe import RubricProbe, due, rubric_weights
-from racelab.experiments.run import Hooks, Progress, loop, restore
+from racelab.configs.schema_rlds import AnyConfig
+from racelab.experiments.attempt import Attempt, Outcome, Talk
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.signals import StopRequest
-from racelab.experiments.tracking.tracker import SpoolTracker
-from racelab.experiments.types import Rubric, StepRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        status: finished or interrupted.
-        exit_code: 0, or 128 + the signal that stopped it.
-        step: last global step.
-        seconds: of this attempt.
-        peak_gib: largest resident memory of this attempt's process.
-    """
-
-    status: str
-    exit_code: int
-    step: int
-    seconds: float
-    peak_gib: float
-
-
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """Where a run's talk goes.
-
-    Attributes:
-        show: every step.
-        note: everything else, a line each.
-        finish: called with the folder once all tables have their rows, before the run is closed.
-    """
-
-    show: Callable[[StepRecord], None]
-    note: Callable[[str], None]
-    finish: Callable[[RunFolder], None]
-
-
-class Session:
-    """Runs one attempt on one folder. The caller made the folder (or found it) and keeps the inputs."""
-
-    def __init__(
-        self, config: Config, folder: RunFolder, inputs: Inputs, talk: Talk, stop: StopRequest
-    ) -> None:
-        """Keeps the parts; nothing is opened yet."""
-        self.config, self.folder, self.inputs, self.talk, self.stop = config, folder, inputs, talk, stop
-        self.store = CheckpointStore(
-            folder.path / "checkpoints", config.checkpoint.keep_last, config.eval.at_steps
-        )
-        self.setup_file = folder.path / "setup.json"
-
-    def run(self) -> Outcome:
-        """Takes the lock, works, and leaves the folder in a final state whatever happens.
-
-        Raises:
-            RacelabError: the run failed; the folder says so.
-        """
-        started = time.monotonic()
-        with self.folder.lock():
-            checkpoint = self.store.load_latest() if self.store.steps() else None
-            cut = checkpoint.state["tracker"] if checkpoint is not None else None
-            attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint), cut=cut)
-            tracker = None
-            try:
-                tracker = self._tracker(attempt)
-                status, reason, step = self._work(tracker, checkpoint)
-                self.folder.update(steps=step)
-                tracker.close(status, reason)
-            except BaseException as error:
-                interrupted = isinstance(error, KeyboardInterrupt)
-                self._close_quietly(tracker, "interrupted" if interrupted else "failed", error)
-                raise
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        code = self.stop.exit_code if status == "interrupted" else 0
-        return Outcome(status, code, step, time.monotonic() - started, peak)
-
-    def _work(self, tracker: SpoolTracker, checkpoint: Checkpoint | None) -> tuple[str, str, int]:
-        parts, prompts, lines = build_parts(self.config, self.inputs)
-        for line in (*self.inputs.lines, *lines):
-            self.talk.note(line)
-        if self.stop.signum:
-            return self._stopped(checkpoint.step if checkpoint else 0)
-        parts, held = self._setup(parts, prompts)
-        parts, lines = equip(parts, self.config, self.inputs.needs, self.folder.path)
-        for line in lines:
-            self.talk.note(line)
-        self._keep(describe(parts, self.config))
-        method = make_method(self.config, parts)
-        progress = self._progress(method, parts, checkpoint)
-        probe = self._prober(parts)
-        if progress.state.step == 0:
-            if not self._look(parts, held, tracker, validation.UNTRAINED, 0):
-                return self._stopped(0)
-            progress.owed = due(self.config.probe.at_steps, 0)
-        hooks = Hooks(
-            self.talk.show,
-            self.talk.note,
-            lambda step: self._glance(parts, held, tracker, step),
-            probe.due,
-            lambda label, step: self._probe(probe, parts, tracker, label, step),
-        )
-        progress = loop(
-            self.config,
-            method,
-            parts,
-            progress,
-            tracker=tracker,
-            store=self.store,
-            stop=self.stop,
-            hooks=hooks,
-        )
-        step: int = progress.state.step
-        if not method.done(progress.state):
-            # On resume this row lies behind the checkpoint's place in the spool, and is dropped.
-            tracker.rows("phases", method.finish(progress.state, "interrupted"))
-            return self._stopped(step)
-        last = method.finish(progress.state, "budget")
-        if not self._look(parts, held, tracker, validation.TRAINED, step, {"phases": last}):
-            return self._stopped(step)
-        tracker.tags({"end_reason": "budget"})
-        self.talk.finish(self.folder)
-        return "finished", "", step
-
-    def _stopped(self, step: int) -> tuple[str, str, int]:
-        return "interrupted", f"stopped by signal {self.stop.signum} after step {step}", step
-
-    def _tracker(self, attempt: int) -> SpoolTracker:
-        t = self.config.tracking
-        return SpoolTracker(
-            self.folder,
-            attempt,
-            ship=t.mlflow,
-            uri=t.uri or None,
-            experiment=t.experiment,
-            wait_s=t.wait_s,
-        )
-
-    def _close_quietly(self, tracker: SpoolTracker | None, status: str, error: BaseException) -> None:
-        """The first error is the one to report, even if a full disk does not let the end be written."""
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        try:
-            if tracker is not None:
-                tracker.close(status, reason)
-            if self.folder.info()["status"] == "running":
-                self.folder.update(status=status, reason=reason)
-        except (RacelabError, OSError) as second:
-            self.talk.note(f"the end of the run could not be recorded: {second}")
-
-    def _setup(self, parts: Parts, prompts: Any) -> tuple[Parts, validation.HeldOut]:
-        """The judge's scales and the fixed rubrics: measured once, then stored with the run."""
-        known = read_json(self.setup_file) if self.setup_file.exists() else None
-        judge = calibrated(parts, self.config, prompts, known["calibration"] if known else None)
-        parts = replace(parts, judge=judge)
-        digest = data_digest((*prompts.train, *prompts.heldout))
-        if known and known["data"] != digest:
-            raise DataError(
-                f"{self.setup_file} was written with other prompts; put the data of {self.config.data.source} back as "
-                "it was, or start a new run"
-            )
-        if known:
-            return parts, validation.HeldOut.from_state(prompts.heldout, known["heldout"])
-        held = validation.hold_rubrics(prompts.heldout, ruler(parts, self.config), self.config.run.seed)
-        description = judge.describe()
-        stored = {
-            "calibration": description.get("calibration"),
-            "judge": description,
-            "data": digest,
-            "heldout": held.state(),
-            "train_ids": [p.prompt_id for p in prompts.train],
-        }
-        write_json_atomic(self.setup_file, stored)
-        return parts, held
-
-    def _keep(self, made: dict[str, object]) -> None:
-        """Writes down, once, who scores and writes rubrics beside the judge."""
-        stored = read_json(self.setup_file)
-        if made and "parts" not in stored:
-            write_json_atomic(self.setup_file, {**stored, "parts": made})
-
-    def _from_step(self, checkpoint: Checkpoint | None) -> int:
-        """Last step that counts of earlier attempts: none of them if they left no checkpoint."""
-        if checkpoint is not None:
-            return checkpoint.step
-        return -1 if self.folder.attempts() else 0
-
-    def _progress(self, method: Method, parts: Parts, checkpoint: Checkpoint | None) -> Progress:
-        if checkpoint is None:
-            return Progress(method.start())
-        for line in checkpoint.skipped:
-            self.talk.note(line)
-        self.talk.note(f"going on after step {checkpoint.step}")
-        return restore(checkpoint, method, parts)
-
-    def _look(
-        self,
-        parts: Parts,
-        held: validation.HeldOut,
-        tracker: SpoolTracker,
-        label: str,
-        step: int,
-        more: Mapping[str, list[dict[str, object]]] | None = None,
-    ) -> bool:
-        """The whole view: every temperature and the judge's report. False if asked to stop meanwhile.
-
-        Nothing is written before everything is there, and then in one piece (with the rows of `more`).
-        """
-        cfg = self.config.validation
-        model = parts.untrained if label == validation.UNTRAINED else parts.generator
-        started = time.perf_counter()
-        rows: list[validation.Row] = []
-        metrics: dict[str, float] = {}
-        for temperature in cfg.temperatures:
-            if self.stop.signum:
-                return False
-            self.talk.note(f"held-out view of the {label} model at temperature {temperature:g}")
-            parts.forget()
-            view = self._view(model, parts, held, temperature, step, label)
-            rows += view.rows
-            if temperature == cfg.temperatures[0]:
-                metrics |= validation.validation_metrics(view.rows)
-                if cfg.judge_report:
-                    with rubric_weights(parts.backend):
-                        now = validation.rubrics_now(model, held.prompts, self.config.run.seed)
-                    metrics |= self._judge_metrics(parts, held, view, now, label)
-        metrics["perf/time/validate_s"] = time.perf_counter() - started
-        tables = {"val_examples": rows, **(more or {})}
-        tracker.record(StepRecord(step, metrics, tables))
-        return True
-
-    def _view(
-        self,
-        model: Generator,
-        parts: Parts,
-        held: validation.HeldOut,
-        temperature: float,
-        step: int,
-        label: str,
-    ) -> validation.View:
-        return validation.evaluate(
-            model,
-            held,
-            parts.judge,
-            samples=self.config.validation.samples,
-            temperature=temperature,
-            seed=self.config.run.seed,
-            step=step,
-            label=label,
-        )
-
-    def _judge_metrics(
-        self,
-        parts: Parts,
-        held: validation.HeldOut,
-        view: validation.View,
-        now: Sequence[Rubric | None],
-        label: str,
-    ) -> dict[str, float]:
-        """The judge under the fixed rubrics and, on the same responses, under those that the model writes now."""
-        report = validation.ranking(parts.judge, held, view, now)
-        report = {f"{k}_now": v for k, v in report.items()}
-        if label == validation.UNTRAINED:
-            report |= validation.report_on_judge(parts.judge, held, view)
-        else:
-            report |= validation.ranking(parts.judge, held, view, held.rubrics)
-        return {f"race/judge/{k}": v for k, v in report.items() if v == v}
-
-    def _glance(self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, step: int) -> None:
-        """The first temperature only, in the middle of training."""
-        parts.forget()
-        temperature = self.config.validation.temperatures[0]
-        view = self._view(parts.generator, parts, held, temperature, step, f"step {step}")
-        tracker.rows("val_examples", view.rows)
-        tracker.metrics(step, validation.validation_metrics(view.rows))
-
-    def _prober(self, parts: Parts) -> RubricProbe:
-        """The rubric probe of this run."""
-        cfg = self.config.probe
-        redundancy = make_redundancy(
-            cfg.redundancy,
-            encoder=parts.encoder,
-            cosine=cfg.redundancy_cosine,
-            chat=redundancy_chat(parts, self.config),
-        )
-        return RubricProbe(cfg, self.config.run.seed, redundancy)
-
-    def _probe(self, probe: RubricProbe, parts: Parts, tracker: SpoolTracker, label: str, step: int) -> None:
-        """One rubric probe, written in one piece."""
-        self.talk.note(f"rubric probe ({label})")
-        parts.forget()
-        tracker.record(probe.take(parts.generator, parts.backend, parts.judge, label=label, step=step))
+__all__ = ["Attempt", "Outcome", "Talk", "new_run", "open_session", "prepare"]
 
 
 def new_run(
-    config: Config,
+    config: AnyConfig,
     *,
     root: Path,
     composed_yaml: str,
@@ -335,23 +28,8 @@ def new_run(
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> RunFolder:
     """The folder of a new run, `run.json` first; a cell of a sweep brings its name, id and further facts."""
-    m = config.method
-    name = (
-        name
-        or config.run.name
-        or "-".join(filter(None, (m.name, m.variant_name, config.preset, f"s{config.run.seed}")))
-    )
-    info = {
-        "kind": "train",
-        "paper": "race",
-        "method": m.name,
-        "variant": m.variant_name,
-        "preset": config.preset,
-        "seed": config.run.seed,
-        "policy_updates": config.run.policy_updates,
-        "command": command,
-        "cwd": str(Path.cwd()),
-    }
+    name = name or config.run.name or f"{config.title}-s{config.run.seed}"
+    info = {"kind": "train", **config.facts(), "command": command, "cwd": str(Path.cwd())}
     return RunFolder.create(
         root,
         name,
@@ -362,6 +40,27 @@ def new_run(
     )
 
 
-def prepare(config: Config, root: Path) -> Inputs:
-    """See `find_inputs`; here so that a command imports one module."""
-    return find_inputs(config, root)
+def prepare(config: AnyConfig, root: Path) -> Any:
+    """Everything that can be wrong with the outside, found before a run folder exists; `root`: folder of the runs.
+
+    Raises:
+        RacelabError: one line naming the file, key, package or server that is missing or wrong.
+    """
+    if isinstance(config, Config):
+        from racelab.experiments.build import find_inputs
+
+        return find_inputs(config, root)
+    from racelab.experiments.build_rlds import find_task
+
+    return find_task(config, root)
+
+
+def open_session(config: AnyConfig, folder: RunFolder, inputs: Any, talk: Talk, stop: StopRequest) -> Attempt:
+    """The attempt that runs this config on this folder; `inputs` from `prepare`."""
+    if isinstance(config, Config):
+        from racelab.experiments.session_race import RaceSession
+
+        return RaceSession(config, folder, inputs, talk, stop)
+    from racelab.experiments.session_rlds import RldsSession
+
+    return RldsSession(config, folder, inputs, talk, stop)

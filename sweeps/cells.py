@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from racelab.configs.compose import to_yaml
-from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.sweeps.composing import compose_cells, last_words
@@ -63,10 +63,10 @@ class Cell:
     label: str
     seed: int
     overrides: tuple[str, ...]
-    config: Config
+    config: AnyConfig
 
 
-def config_hash(config: Config) -> str:
+def config_hash(config: AnyConfig) -> str:
     """Ten hex digits over what decides the result: not the run's name and root, tracking, launcher, checkpoints.
 
     A local file counts with its content, however its path is typed; a model folder with its files' sizes and times.
@@ -75,8 +75,11 @@ def config_hash(config: Config) -> str:
     kept = {name: block for name, block in values.items() if name not in _NO_RESULT}
     kept["run"] = {key: value for key, value in values["run"].items() if key not in _NO_RESULT_KEYS}
     for key, content in local_inputs(config).items():
-        section, _, name = key.partition(".")
-        kept[section][name] = content
+        *sections, name = key.split(".")
+        block = kept
+        for section in sections:
+            block = block[section]
+        block[name] = content
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
 
@@ -120,7 +123,7 @@ def _with_own_labels(specs: Sequence[Spec]) -> list[Spec]:
     return found
 
 
-def _cell(spec: Spec, config: Config) -> Cell:
+def _cell(spec: Spec, config: AnyConfig) -> Cell:
     seed = config.run.seed
     cell_id = f"{slug(spec.label)}-s{seed}-{config_hash(config)}"
     return Cell(cell_id, spec.label, seed, tuple(spec.words), config)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from racelab.configs.compose import PATH_VARIABLE, compose
-from racelab.configs.keys import CONFIG_DIR, groups, identity_keys, leaf_keys
-from racelab.configs.schema import Config
+from racelab.configs.keys import CONFIG_DIR, Family, groups, identity_keys, leaf_keys
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
@@ -30,7 +30,7 @@ _DOTTED = re.compile(r"\.*[A-Za-z_][\w.]*")
 _MISSING = object()
 
 
-def compose_cells(cells: Sequence[Sequence[str]], config_dirs: Sequence[Path] = ()) -> list[Config]:
+def compose_cells(cells: Sequence[Sequence[str]], config_dirs: Sequence[Path] = ()) -> list[AnyConfig]:
     """The checked config of each cell, in order.
 
     Args:
@@ -57,9 +57,9 @@ def user_dirs(config_dirs: Sequence[Path]) -> list[Path]:
     return [path for d in named if (path := d.expanduser()).is_dir()]
 
 
-def options(config_dirs: Sequence[Path]) -> dict[str, list[str]]:
-    """Group -> options, racelab's own and the user's."""
-    return groups(user_dirs(config_dirs))
+def options(config_dirs: Sequence[Path], family: Family | None = None) -> dict[str, list[str]]:
+    """Group -> options, racelab's own and the user's; of both families for None."""
+    return groups(user_dirs(config_dirs), family)
 
 
 def last_words(words: Sequence[str]) -> list[str]:
@@ -77,7 +77,7 @@ class _Composer:
     """What has been composed so far: whole configs by their fixed words, and the values of single words."""
 
     config_dirs: tuple[Path, ...]
-    bases: dict[tuple[str, ...], Config | None] = field(default_factory=dict)
+    bases: dict[tuple[str, ...], AnyConfig | None] = field(default_factory=dict)
     values: dict[tuple[type, str], Any] = field(default_factory=dict)
     free_keys: frozenset[str] = field(init=False)
 
@@ -116,7 +116,7 @@ class _Composer:
                 self.values.setdefault((_block(base, word.partition("=")[0]) or object, word), _MISSING)
             waiting = {key: rest for key, found in waiting.items() if (rest := dict(list(found.items())[1:]))}
 
-    def _base(self, fixed: tuple[str, ...]) -> Config | None:
+    def _base(self, fixed: tuple[str, ...]) -> AnyConfig | None:
         if fixed not in self.bases:
             try:
                 self.bases[fixed] = compose(fixed, self.config_dirs).config
@@ -139,7 +139,7 @@ class _Composer:
             if block is not None:
                 self.values[block, word] = _at(config.model_dump(), key)
 
-    def config(self, words: Sequence[str], fixed: tuple[str, ...], free: Sequence[str]) -> Config:
+    def config(self, words: Sequence[str], fixed: tuple[str, ...], free: Sequence[str]) -> AnyConfig:
         """The config of one cell."""
         base = self.bases.get(fixed)
         made = self._put(base, free) if base is not None else None
@@ -147,7 +147,7 @@ class _Composer:
             return made
         return compose(words, self.config_dirs).config
 
-    def _put(self, base: Config, free: Sequence[str]) -> Config | None:
+    def _put(self, base: AnyConfig, free: Sequence[str]) -> AnyConfig | None:
         """The base with the values of `free`; None where that needs Hydra or is an error."""
         from pydantic import ValidationError
 
@@ -163,12 +163,12 @@ class _Composer:
                 inner = inner[section]
             inner[last] = value
         try:
-            return Config.model_validate(raw)
+            return type(base).model_validate(raw)
         except ValidationError:
             return None
 
 
-def _block(config: Config, key: str) -> type | None:
+def _block(config: AnyConfig, key: str) -> type | None:
     """The class of the block that holds `key` in this config, None if it has no such key."""
     model: Any = config
     *sections, last = key.split(".")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from racelab.configs.keys import CONFIG_DIR
-from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.environment import git_diff, git_state
 
 _PATH_KEYS: Final = (
@@ -19,21 +19,26 @@ _PATH_KEYS: Final = (
     "encoder.source",
     "method.pairs",
     "method.source",
+    "task.data",
+    "task.boards",
+    "task.retriever.corpus",
+    "task.retriever.encoder",
 )
 """Keys whose value may be a file or a folder of this machine."""
-_NO_PATHS: Final = frozenset({"package", "policy", "fit", "smollm2-135m", "minilm"})
+_NO_PATHS: Final = frozenset({"package", "policy", "fit", "smollm2-135m", "minilm", "grid", "hub", ""})
 """Values of these keys that are never a path, whatever the working directory holds."""
 _HASHED_BYTES: Final = 64 << 20
 """Up to here a file is known by its content, beyond by its time."""
 _MODEL_FILES: Final = (".safetensors", ".bin", ".json")
 
 
-def local_inputs(config: Config) -> dict[str, Any]:
+def local_inputs(config: AnyConfig) -> dict[str, Any]:
     """Key -> what its path stands for, for the keys that name an existing file or folder."""
     found = {}
     for key in _PATH_KEYS:
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name, None)
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name, None)
         content = None if value is None or value in _NO_PATHS else _content(str(value))
         if content is not None:
             found[key] = content

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import RacelabError
 from racelab.sweeps.cells import Cell
 
@@ -38,7 +39,10 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     for cell in cells:
         c = cell.config
         try:
-            if not dry_run:
+            if isinstance(c, RldsRunConfig):
+                if not dry_run:
+                    check.task(c)
+            elif not dry_run:
                 check(c)
             elif (
                 c.data.source != "hub"
@@ -48,7 +52,7 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
                 load_prompts(c.data, c.run.seed)
         except RacelabError as error:
             raise type(error)(f"cell {cell.label} (seed {cell.seed}): {error}") from error
-        if dry_run and (lack := _api_lacks(c)):
+        if dry_run and isinstance(c, Config) and (lack := _api_lacks(c)):
             lacks[f"cell {cell.label}: {lack}"] = None
     return list(lacks)
 
@@ -78,6 +82,16 @@ class _InputCheck:
     root: Path
     prompts: dict[str, PromptData] = field(default_factory=dict)
     seen: set[tuple[str, str]] = field(default_factory=set)
+
+    def task(self, config: RldsRunConfig) -> None:
+        """The same for an RLDS run: its task, its model and its addresses."""
+        from racelab.experiments.build_rlds import find_task
+
+        parts = config.model_dump(mode="json", include={"task", "model", "backend", "tracking"})
+        key = ("rlds", _key(parts))
+        if key not in self.seen:
+            self.seen.add(key)
+            find_task(config, self.root).close()
 
     def __call__(self, config: Config) -> None:
         """Raises RacelabError if an input is not there."""

@@ -64,7 +64,7 @@ class CellState:
     def progress(self) -> Progress:
         """How far it is."""
         if self.tail is None:
-            self.tail = SpoolTail(self.folder, self.cell.config.run.policy_updates)
+            self.tail = SpoolTail(self.folder, self.cell.config.budget)
         return self.tail.read()
 
     def elapsed(self) -> float | None:

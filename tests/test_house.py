@@ -135,15 +135,20 @@ YAML_FILES = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if p.parent.
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_shipped_yaml_takes_part_in_a_config_that_fits_the_schema(path: Path) -> None:
     from racelab.configs.compose import compose
-    from racelab.configs.keys import BY_METHOD, groups
+    from racelab.configs.keys import RACE, RLDS, RLDS_DIR, groups
     from racelab.configs.sources import composed_files
 
+    family = RLDS if path.is_relative_to(RLDS_DIR) else RACE
     words = []
-    if path.parent.name in BY_METHOD:  # what a preset sets for a method, or a file that such files build on
-        methods = [path.stem] if path.stem in groups()["method"] else groups()["method"]
-        words = [f"preset={path.parent.name}", f"method={methods[0]}"]
-    elif path.parent != ROOT / "configs":
+    if (
+        path.parent.name in family.by_presets
+    ):  # what a preset sets for a method, or a file that such files build on
+        known = groups((), family)[family.by]
+        words = [f"preset={path.parent.name}", f"{family.by}={path.stem if path.stem in known else known[0]}"]
+    elif path.parent not in (RACE.folder, RLDS.folder):
         words = [f"{path.parent.name}={path.stem}"]
+    if family is RLDS and not any(word.startswith("task=") for word in words):
+        words.append("task=frozenlake")
     if path.stem == "file":
         words.append("data.path=prompts.jsonl")
     composed = compose(words)

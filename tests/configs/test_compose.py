@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racelab.configs.compose import PATH_VARIABLE, Composed, compose, read_composed, to_yaml
-from racelab.configs.keys import BY_METHOD, CONFIG_DIR, groups, identity_keys, leaf_keys, section_keys
+from racelab.configs.keys import CONFIG_DIR, RACE, RLDS, groups, identity_keys, leaf_keys, section_keys
 from racelab.configs.schema import Config, EvolmConfig, RaceConfig
 from racelab.configs.sources import read_sources
 from racelab.experiments.errors import ConfigError
@@ -66,10 +66,12 @@ def test_every_shipped_option_composes_in_every_preset(word: str, preset: str) -
 
 def test_every_yaml_file_is_an_option_of_a_group_or_the_top() -> None:
     files = {path.relative_to(CONFIG_DIR).as_posix() for path in CONFIG_DIR.rglob("*.yaml")}
-    files = {file for file in files if not file.startswith("sweep/")}
+    files = {file for file in files if not file.startswith(("sweep/", "rlds/"))}
+    shared = {"learner/rlds.yaml"}  # an option that RACE's list has too
     options = {f"{group}/{option}.yaml" for group, names in groups().items() for option in names}
-    by_method = {f"{preset}/{method}.yaml" for preset in BY_METHOD for method in groups()["method"]}
+    by_method = {f"{preset}/{method}.yaml" for preset in RACE.by_presets for method in groups()["method"]}
     bases = {"embedded/common.yaml", "sane/lengths.yaml"}
+    assert shared <= options
     assert files - by_method == options | {"run.yaml"} | bases
 
 
@@ -81,11 +83,11 @@ def test_the_paper_preset_holds_every_key_but_those_of_other_options() -> None:
 
     held = [flat(built("preset=paper", f"method={m}").config.model_dump(mode="json")) for m in METHODS]
     for keys in held:
-        assert keys <= set(leaf_keys())
+        assert keys <= set(leaf_keys(RACE))
         # Only blocks with several shapes may lack keys: those of the shapes not chosen.
-        absent = {key.partition(".")[0] for key in set(leaf_keys()) - keys}
+        absent = {key.partition(".")[0] for key in set(leaf_keys(RACE)) - keys}
         assert absent <= {"data", "judge", "method"}
-    assert {key for key in leaf_keys() if key.startswith("method.")} <= set().union(*held)
+    assert {key for key in leaf_keys(RACE) if key.startswith("method.")} <= set().union(*held)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -97,7 +99,7 @@ def test_every_method_composes_in_every_preset_and_takes_what_the_preset_sets_fo
     assert composed.config.method.name == method
     base = {"embedded": ["sane", "embedded"]}.get(preset, [preset])
     wanted = {p: method for p in base if (CONFIG_DIR / p / f"{method}.yaml").is_file()}
-    assert {p: composed.choices[p] for p in BY_METHOD if composed.choices[p]} == wanted
+    assert {p: composed.choices[p] for p in RACE.by_presets if composed.choices[p]} == wanted
     assert Config.model_validate(yaml.safe_load(composed.yaml)) == composed.config
 
 
@@ -254,7 +256,9 @@ def test_each_mistake_is_one_line_with_its_mend(word: str, parts: list[str]) -> 
 
 @pytest.mark.parametrize("key", sorted(identity_keys()))
 def test_what_a_group_decides_cannot_be_set_alone(key: str) -> None:
-    assert f"comes with the choice of {key.partition('.')[0]}" in message(f"{key}=x")
+    group = identity_keys()[key]
+    words = ["task=frozenlake"] if group in ("task", "condition") else []
+    assert f"comes with the choice of {group}" in message(*words, f"{key}=x")
 
 
 def test_several_mistakes_are_several_lines() -> None:
@@ -269,13 +273,14 @@ def test_the_word_nan_is_an_option_although_yaml_and_hydra_know_the_number() -> 
 
 
 def test_every_key_can_be_set_and_every_bare_last_part_finds_its_key() -> None:
-    for key in leaf_keys():
-        bare = key.rpartition(".")[2]
-        if bare in {*groups(), *leaf_keys(), *section_keys()}:
-            continue
-        homes = [name for name in leaf_keys() if name.rpartition(".")[2] == bare]
-        text = message(f"{bare}=1")
-        assert any(home in text for home in homes), text
+    for family, words in ((RACE, []), (RLDS, ["task=frozenlake"])):
+        for key in leaf_keys(family):
+            bare = key.rpartition(".")[2]
+            if bare in {*groups((), None), *leaf_keys(), *section_keys()}:
+                continue
+            homes = [name for name in leaf_keys(family) if name.rpartition(".")[2] == bare]
+            text = message(*words, f"{bare}=1")
+            assert any(home in text for home in homes), text
 
 
 # --- the user's own folders ---------------------------------------------------------------------------------

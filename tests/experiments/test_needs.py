@@ -13,7 +13,7 @@ from racelab.experiments.errors import ConfigError
 from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.models.prompts.rar import PROPOSE
 from racelab.experiments.needs import Needs, describe, equip, find_needs
-from racelab.experiments.session import Session
+from racelab.experiments.session_race import RaceSession
 
 from .scripted_chat import World, parts
 
@@ -65,7 +65,7 @@ def test_what_is_asked_is_described_without_the_key(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_resumed_run_leaves_what_was_written_down(tmp_path: Path) -> None:
-    session = Session.__new__(Session)
+    session = RaceSession.__new__(RaceSession)
     session.setup_file = tmp_path / "setup.json"
     write_json_atomic(session.setup_file, {"data": "d"})
     session._keep({})

@@ -32,7 +32,7 @@ from racelab.experiments.models.redundancy import ChatRedundancy, EncoderRedunda
 from racelab.experiments.models.rubric import RubricSettings, parse_rubric
 from racelab.experiments.probe import RECTANGLE, RubricProbe, due, group_statistics, probe_prompts
 from racelab.experiments.rng import Streams
-from racelab.experiments.run import Hooks, Progress, loop, restore
+from racelab.experiments.run import Hooks, LoopSettings, Progress, loop, restore
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import read_spool
 from racelab.experiments.tracking.tracker import SpoolTracker
@@ -463,7 +463,13 @@ def attempt(run: RunFolder, stop: Any, kill_after: int = 0, stop_in: int = 0, ev
 
     taker = make_probe(*words)
     hooks = Hooks(show, lambda line: None, lambda step: None, taker.due, probe)
-    loop(config, method, parts, progress, tracker=tracker, store=store, stop=stop, hooks=hooks)
+    settings = LoopSettings(
+        config.validation.every,
+        config.checkpoint.every,
+        config.eval.at_steps,
+        {"samples": config.run.samples_every},
+    )
+    loop(settings, method, parts, progress, tracker=tracker, store=store, stop=stop, hooks=hooks)
     return method
 
 
