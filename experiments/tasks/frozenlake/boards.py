@@ -205,9 +205,8 @@ def from_rows(rows: Sequence[object], where: Sequence[str], side: int | None = N
         cells_MC[i, :size, :size] = [[_LETTERS[c] for c in row] for row in board]
         row = next(r for r, line in enumerate(board) if "S" in line)
         start_M[i] = row * canvas + board[row].index("S")
-    made = _measured(
-        canvas, cells_MC.reshape(len(boards), -1), start_M, np.array([len(b) for b in boards], dtype=np.int64)
-    )
+    size_M = np.array([len(b) for b in boards], dtype=np.int64)
+    made = _measured(canvas, cells_MC.reshape(len(boards), canvas * canvas), start_M, size_M)
     lost = np.flatnonzero(made.path_M() >= FAR)
     if lost.size:
         raise DataError(f"{where[int(lost[0])]}: no path of fewer than {FAR} steps leads from S to G")

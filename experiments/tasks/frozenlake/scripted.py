@@ -44,21 +44,16 @@ if TYPE_CHECKING:
     import torch
 
 Mask = npt.NDArray[np.bool_]
-Say = Callable[[str, Episode, int], str]
-"""The addition to a retry's context, from the action's word, the failed episode and the turn."""
+Say = Callable[[str, Episode], str]
+"""The addition to a retry's context, from the action's word and the failed episode."""
 
 _CACHED_BOARDS = 4096
 _OPPOSITE = (1, 0, 3, 2)  # of each action
 
 
-def say_word(action: str, episode: Episode, turn: int) -> str:
+def say_word(action: str, episode: Episode) -> str:
     """The action's word alone: what the token grid takes as a hint."""
     return action
-
-
-def say_sentence(action: str, episode: Episode, turn: int) -> str:
-    """The same for an agent that reads."""
-    return f"C tiles are holes: never step on them. D tiles are safe, B is the goal. At turn {turn + 1}, go {action}."
 
 
 class BoardCache:
@@ -252,7 +247,7 @@ class ScriptedReflector:
         any_N = np.minimum((draws[:, -2] * len(ACTIONS)).astype(np.int64), len(ACTIONS) - 1)
         action_N = np.where(draws[:, -1] < self._accuracy, action_N, any_N)
         return [
-            Reflection(self._say(ACTIONS[action], episode, turn), turn)
+            Reflection(self._say(ACTIONS[action], episode), turn)
             for episode, action, turn in zip(episodes, action_N.tolist(), turn_N.tolist(), strict=True)
         ]
 
