@@ -172,6 +172,7 @@ def _entropy_grad(e: Tensor, total: Tensor, h: Tensor) -> Tensor:
 
     With s = e log e (0 where e is) and S its sum: log p + H = log e - S / total.
     """
-    s = torch.special.xlogy(e, e)
+    s: Tensor = torch.special.xlogy(e, e)
     s.addcmul_(e, (s.sum(-1) / total)[:, None], value=-1.0)
-    return s.mul_((h / total)[:, None])
+    s.mul_((h / total)[:, None])
+    return s

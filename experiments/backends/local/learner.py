@@ -342,8 +342,10 @@ def _tally_parts(totals: _Totals, piece: Sequence[TrainGroup], weights: Tensor, 
     if all(s.part == _POLICY for s in samples):
         return
     sizes = [len(s.tokens) for s in samples]
-    values = [float(v.sum()) for v in (-weights * logp).split(sizes)]
-    for s, total, value in zip(samples, [float(w.sum()) for w in weights.split(sizes)], values, strict=True):
+    values = [float(v.sum()) for v in torch.split(-weights * logp, sizes)]
+    for s, total, value in zip(
+        samples, [float(w.sum()) for w in torch.split(weights, sizes)], values, strict=True
+    ):
         if s.part != _POLICY:
             before = totals.parts.get(s.part, (0.0, 0.0))
             totals.parts[s.part] = (before[0] + total, before[1] + value)

@@ -1,4 +1,4 @@
-"""Opening a model folder, and the `LanguageModel` port on top of the two paths.
+"""Opening a model folder, and the ports `LanguageModel` and `DialogueModel` on top of the two paths.
 
 This module imports torch: import it lazily. It has been tested on CPU; on CUDA the same code runs without
 oneDNN's prepacked layers, but nobody has run it there yet.
@@ -7,7 +7,7 @@ oneDNN's prepacked layers, but nobody has run it there yet.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +23,14 @@ from racelab.experiments.backends.local.packing import Group, Packed, pack
 from racelab.experiments.backends.local.plain import PlainModel, PlainStepper, load_plain, one_line
 from racelab.experiments.backends.local.spec import config_problem, fast_spec
 from racelab.experiments.errors import ConfigError, DataError, ModelError
+from racelab.experiments.models.dialogue import Dialogue, Messages
 from racelab.experiments.types import FloatArray, GenerationRequest, Sample
 
 _SCORE_TOKENS = 4096  # tokens scored in one pass
 
 
 class LocalModel:
-    """A causal language model in this process; implements `ports.LanguageModel`.
+    """A causal language model in this process; implements `ports.DialogueModel`.
 
     Attributes:
         eos_id: the token that ends an answer of the chat template.
@@ -49,6 +50,7 @@ class LocalModel:
             tokenizer.eos_token_id if tokenizer.eos_token_id is not None else min(end_ids, default=-1)
         )
         self._finder = decode.StopFinder(self._decode_all)
+        self._dialogue: Dialogue | None = None
 
     @property
     def engine(self) -> str:
@@ -81,6 +83,38 @@ class LocalModel:
             turns.insert(0, {"role": "system", "content": system})
         text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         return self.encode(text)
+
+    def opening(self, system: str, user: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """See the port, and `models/dialogue.py`. Special tokens written in the texts are broken up.
+
+        Raises:
+            ModelError: the chat template cannot be used turn by turn.
+        """
+        return self._conversation().opening(system, user, tools)
+
+    def bridge(self, user: str, *, ended: bool) -> list[int]:
+        """See `opening`."""
+        return self._conversation().bridge(user, ended=ended)
+
+    def _conversation(self) -> Dialogue:
+        """The template's pieces, cut when they are first needed."""
+        if self._dialogue is None:
+            t = self._tokenizer
+            special = {str(a) for a in t.added_tokens_decoder.values() if a.special} | set(
+                t.all_special_tokens
+            )
+            render = self._rendered if t.chat_template else None
+            self._dialogue = Dialogue(render, self.encode, eos_id=self.eos_id, special=sorted(special))
+        return self._dialogue
+
+    def _rendered(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The chat template's text up to and including the assistant's header."""
+        turns, schemas = [dict(m) for m in messages], None if tools is None else [dict(t) for t in tools]
+        return str(
+            self._tokenizer.apply_chat_template(
+                turns, tools=schemas, tokenize=False, add_generation_prompt=True
+            )
+        )
 
     def generate(self, requests: Sequence[GenerationRequest], rng: torch.Generator) -> list[list[Sample]]:
         """Decode all requests in one batch; see the port.
