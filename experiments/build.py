@@ -9,6 +9,7 @@ from typing import Any
 
 from racelab.configs import schema
 from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.data.load import fit_prompts, load_prompts
 from racelab.experiments.data.sources import PromptData
 from racelab.experiments.data.stream import SeededStream
@@ -230,7 +231,7 @@ def _room(config: Config, generator: Generator) -> int:
     return room
 
 
-def learner_settings(config: Config) -> Any:
+def learner_settings(config: AnyConfig) -> Any:
     """The learner's settings, with the length of the schedule."""
     from racelab.experiments.backends.local.optim import OptimSettings
 

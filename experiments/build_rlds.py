@@ -65,7 +65,9 @@ def find_task(config: RldsRunConfig, root: Path) -> TaskInputs:
     except BaseException:
         task.close()
         raise
-    return TaskInputs(task, model, root, (f"{config.task.name}: {train} training and {held} validation examples",))
+    return TaskInputs(
+        task, model, root, (f"{config.task.name}: {train} training and {held} validation examples",)
+    )
 
 
 def build_parts(config: RldsRunConfig, inputs: TaskInputs, note: Callable[[str], None]) -> RldsParts:
@@ -127,9 +129,7 @@ def _text(config: RldsRunConfig, inputs: TaskInputs) -> tuple[Any, MakeActor]:
     return policy, actor
 
 
-def _grid(
-    config: RldsRunConfig, inputs: TaskInputs, note: Callable[[str], None]
-) -> tuple[Any, MakeActor]:
+def _grid(config: RldsRunConfig, inputs: TaskInputs, note: Callable[[str], None]) -> tuple[Any, MakeActor]:
     """The small transformer that plays FrozenLake on grid tokens."""
     from racelab.experiments.backends.local.grid import open_grid_model
     from racelab.experiments.tasks.frozenlake.grid_actor import GridActor

@@ -194,21 +194,27 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Task(Protocol):
-    """One of the four benchmarks: data, texts, environment, taxonomy.
+    """One of the four benchmarks: data, texts, environment, taxonomy."""
 
-    Attributes:
-        name: as in the config.
-        subtasks: the taxonomy (App. C).
-        tools: OpenAI function schemas; () for free-form actions.
-        concurrency: environments that may be open at once; None: any number.
-        stops: strings that end a reply beside the end token, such as `</action>`.
-    """
+    @property
+    def name(self) -> str:
+        """As in the config."""
 
-    name: str
-    subtasks: tuple[Subtask, ...]
-    tools: tuple[Mapping[str, Any], ...]
-    concurrency: int | None
-    stops: tuple[str, ...]
+    @property
+    def subtasks(self) -> tuple[Subtask, ...]:
+        """The taxonomy (App. C)."""
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """OpenAI function schemas; () for free-form actions."""
+
+    @property
+    def concurrency(self) -> int | None:
+        """Environments that may be open at once; None: any number."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end a reply beside the end token, such as `</action>`."""
 
     def train(self) -> Sequence[Instance]:
         """Training examples, ids unique."""

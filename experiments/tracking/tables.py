@@ -84,7 +84,7 @@ TABLES: Final[Mapping[str, Columns]] = {
     "val_examples": {**_AT, "task": "str", "example_id": "str", "reward": "float", "turns": "int"},
     "rollouts": {
         **_AT, "group": "int", "idx": "int", "is_retry": "bool", "parent": "int", "retry_from_step": "int",
-        "R": "float", "grades": "floats", "pivots": "ints", "A_k": "floats", "A_sdae": "floats",
+        "R": "float", "grades": "floats", "pivots": "ints", "A_k": "floats", "A_sdae": "float",
         "A_grpo": "float", "token_adv_std": "float", "prompt_id": "str", "parse_status": "str",
         "n_turns": "int", "n_tokens": "int",
     },

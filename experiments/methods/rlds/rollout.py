@@ -4,7 +4,7 @@ Where the paper is silent or says two things:
   * "bottom-R failures" (§3.2) and "the bottom 50 % of failures" (App. B): min(R, ceil(share * failures)) of a group are
     retried, lowest rewards first, equal rewards in the order in which they were sampled;
   * a failure is an episode that its task does not call solved;
-  * a reflection that cannot be read, or that names a step that the episode does not have, gives no retry and is counted;
+  * a reflection that cannot be read, or names a step that the episode does not have, gives no retry and is counted;
   * a retry whose prefix could not be replayed exactly is dropped and counted.
 """
 
