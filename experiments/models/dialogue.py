@@ -173,7 +173,7 @@ def cut(render: Render) -> Pieces:
     before, found, after = two[len(one) + len(_REPLY) :].partition(_SECOND)
     if not found or three != f"{two}{_AGAIN}{before}{_THIRD}{after}":
         raise _uncut("a turn is written differently, or left out, once others follow")
-    spaced = f" \n{_SECOND}\n "
+    spaced = f" \n{_SECOND} \n\n  {_SECOND}\n "
     shown = render(_turns(_SYSTEM, _FIRST, _REPLY, spaced))
     for text, strips in ((spaced, False), (spaced.strip(), True)):
         if shown == f"{one}{_REPLY}{before}{text}{after}":

@@ -68,7 +68,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>", "<pad>", "<none>"])
-    template = "{% for m in messages %}<bos>{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}<bos>a:"
+    role = "{{ 'a' if m['role'] == 'assistant' else m['role'] }}"
+    template = f"{{% for m in messages %}}<bos>{role}:{{{{ m['content'] }}}}<eos>{{% endfor %}}<bos>a:"
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<bos>",
