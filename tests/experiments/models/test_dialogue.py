@@ -180,8 +180,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
 def test_a_local_model_is_a_dialogue_model(tiny: LocalModel) -> None:
     assert isinstance(tiny, DialogueModel)
     start, eos = tiny.opening("S", "U<eos>"), tiny.eos_id
-    assert tiny._decode_all(start) == "<bos>s:S<eos><bos>u:U< eos><eos><bos>a:"
-    assert tiny._decode_all(tiny.bridge("V", ended=True)) == "<bos>u:V<eos><bos>a:"
+    assert tiny._decode_all(start) == "<bos>system:S<eos><bos>user:U< eos><eos><bos>a:"
+    assert tiny._decode_all(tiny.bridge("V", ended=True)) == "<bos>user:V<eos><bos>a:"
     assert tiny.bridge("V", ended=False) == [eos, *tiny.bridge("V", ended=True)]
 
 
