@@ -50,7 +50,7 @@ def select_pairs(
     Raises:
         ValueError: a delta that is not finite.
     """
-    delta_R = np.round(np.asarray(delta_R, dtype=np.float64), SCORE_DIGITS)
+    delta_R = np.asarray(np.round(delta_R, SCORE_DIGITS), dtype=np.float64)
     if not np.isfinite(delta_R).all():
         raise ValueError("reward deltas must be finite")
     usable_R = delta_R > 0 if n_tokens_R is None else (delta_R > 0) & (np.asarray(n_tokens_R) > 0)

@@ -37,7 +37,6 @@ import numpy.typing as npt
 
 from racelab.experiments.methods.rlds.rows import Rows, complete
 from racelab.experiments.methods.rlds.sdae import (
-    Advantages,
     Settings,
     flat_rows,
     group_mean,
@@ -77,7 +76,7 @@ def token_std(adv_NU: FloatArray, weight_NU: FloatArray) -> FloatArray:
     """Population std of each row's token advantages [N]; `weight_NU` counts the tokens of a turn; 0 without tokens."""
     total_N1 = np.maximum(weight_NU.sum(1, keepdims=True), 1.0)
     mean_N1 = (adv_NU * weight_NU).sum(1, keepdims=True) / total_N1
-    return np.sqrt((weight_NU * (adv_NU - mean_N1) ** 2).sum(1) / total_N1[:, 0])
+    return np.asarray(np.sqrt((weight_NU * (adv_NU - mean_N1) ** 2).sum(1) / total_N1[:, 0]))
 
 
 def _mean(values: FloatArray | BoolArray) -> float | None:
@@ -189,7 +188,7 @@ def _positions(rows: Rows, rng: np.random.Generator) -> FloatArray:
 
 def _n_turns(rows: Rows) -> FloatArray:
     """Turns of each row [N, 1], at least 1."""
-    return np.maximum(last_turn(rows.counts_NU)[:, None] + 1.0, 1.0)
+    return np.asarray(np.maximum(last_turn(rows.counts_NU)[:, None] + 1.0, 1.0))
 
 
 def permuted(rows: Rows, positions_NK: FloatArray, rng: np.random.Generator) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,11 @@ class Rows:
 
 
 def complete(rows: Rows) -> Rows:
-    """The same rows, checked, with nothing left None and counts in the dtype of the rewards.
+    """The same rows, checked: nothing left None, counts in the dtype of the rewards, no pivots without grades.
 
     Raises:
-        ValueError: rewards that are not finite floats, grades outside 1..5, weights that do not sum to 1, or shapes that do
-            not fit.
+        ValueError: rewards that are not finite floats, grades outside 1..5, weights that do not sum to 1, or shapes
+            that do not fit.
     """
     n, k = len(rows.rewards_N), len(rows.phi_K)
     xp, device = namespace(rows.rewards_N), rows.rewards_N.device
@@ -73,4 +73,5 @@ def complete(rows: Rows) -> Rows:
         raise ValueError(f"grades and pivots must have shape [{n}, {k}]")
     if bool((((out.grades_NK < 1) | (out.grades_NK > 5)) & out.graded_N[:, None]).any()):
         raise ValueError("the grades of a graded row must lie in 1..5")
-    return out
+    pivots_NK = xp.where(out.graded_N[:, None], out.pivots_NK, like(-1, out.pivots_NK))
+    return replace(out, pivots_NK=pivots_NK)
