@@ -29,7 +29,7 @@ from racelab.experiments.tasks.hotpotqa import reward
 
 NAME: Final = "hotpotqa"
 _HERE: Final = Path(__file__).parent
-_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
+_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _COLUMNS: Final = ("_id", "id", "question", "answer", "golden_answers", "supporting_facts")
 
 
@@ -72,7 +72,8 @@ def load(config: HotpotQaTask) -> Questions:
         _enough(config, "train_examples and task.validation_examples", n_train + n_validation, len(rows))
         drawn = _shuffled(rows, seed, "hotpotqa")
         return Questions(drawn[n_validation : n_validation + n_train], drawn[:n_validation], dropped)
-    if not (_HUB.fullmatch(config.data) or path.is_dir()):
+    name, _ = _name_and_configuration(config.data)
+    if not (_HUB.fullmatch(name) or Path(name).expanduser().is_dir()):
         raise ConfigError(
             f"task.data={config.data}: no such data; give package, a .json, .jsonl or .parquet file, or a hub name"
         )
@@ -222,12 +223,16 @@ def _hub_rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         import datasets
     except ImportError:
         raise MissingDependencyError("questions from the hub need: pip install 'racelab[hub]'") from None
-    head, slash, tail = data.rpartition("/")
-    name, _, config = tail.partition(":")
-    table = _load(datasets, f"{head}{slash}{name}", config or "distractor", split)
+    table = _load(datasets, *_name_and_configuration(data), split)
     present = [name for name in table.column_names if name in _COLUMNS]
     for number, row in enumerate(table.select_columns(present), 1):
         yield f"{data}:{split}:row {number}", row
+
+
+def _name_and_configuration(data: str) -> tuple[str, str]:
+    head, slash, tail = data.rpartition("/")
+    name, _, configuration = tail.partition(":")
+    return f"{head}{slash}{name}", configuration or "distractor"
 
 
 def _load(datasets: Any, name: str, config: str, split: str) -> Any:
