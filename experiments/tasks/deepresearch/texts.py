@@ -62,7 +62,7 @@ class Rendered:
 
 def system_prompt(addition: str) -> str:
     """With what a reflection adds at its end."""
-    return f"{_SYSTEM}\n\n{addition.strip()}" if addition.strip() else _SYSTEM
+    return f"{_SYSTEM}\n\n# Additions\n{addition.strip()}" if addition.strip() else _SYSTEM
 
 
 def render_hits(hits: Sequence[Hit], *, limit: int, max_chars: int, paper: bool) -> Rendered:
