@@ -137,7 +137,8 @@ def _grid(config: RldsRunConfig, inputs: TaskInputs, note: Callable[[str], None]
 
     assert isinstance(config.task, FrozenLakeTask)
     assert config.model.grid is not None
-    folder = grid_folder(config.model.grid, config.task, config.run.seed, inputs.root, note)
+    note("the grid model (warmed up on random walks, once for each seed)")
+    folder = grid_folder(config.model.grid, config.task, config.run.seed, inputs.root)
     policy = open_grid_model(folder, role="policy")
     return policy, lambda model: GridActor(model, max_turns=config.task.max_turns)
 
