@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from racelab.cli.serve import MAX_QUERIES, BodyError, RetrieverServer, bound, parse, retriever
+from racelab.configs.compose import compose
 from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.models.retrieval import open_engine
 from racelab.experiments.models.retriever_client import HttpRetriever, LocalRetriever
 from racelab.experiments.tasks.hotpotqa.data import corpus_file
+from racelab.experiments.tasks.hotpotqa.task import HotpotQa
 
 
 @pytest.fixture
@@ -54,6 +56,18 @@ def test_a_round_trip_gives_what_the_engine_gives(server: RetrieverServer) -> No
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: remote.search("river Ilvane", 1 + i % 9), range(64)))
     assert [len(hits) for hits in found] == [len(local.search("river Ilvane", 1 + i % 9)) for i in range(64)]
+
+
+def test_a_task_searches_over_http_as_in_process(server: RetrieverServer) -> None:
+    words = ["task=hotpotqa", "preset=embedded"]
+    remote = HotpotQa(compose([*words, f"task.retriever.url={server.url}"]).config.task)
+    local = HotpotQa(compose(words).config.task)
+    body = json.dumps({"name": "search", "arguments": {"query": "Tern Bridge", "top_k": 3}})
+    texts = [t.open(t.train()[0]).step(f"<tool_call>{body}</tool_call>").text for t in (remote, local)]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith('<tool_response>\n[1] "Tern Bridge"')
+    assert remote.describe()["retriever"] == {"engine": "http", "url": server.url}
+    assert remote.metrics()["retriever_calls"] == 1
 
 
 def test_several_queries_with_and_without_scores(server: RetrieverServer) -> None:

@@ -51,9 +51,11 @@ class HotpotQa:
             official_yes_no=config.official_yes_no,
         )
         _check(config)
+        remote = _remote(config.retriever)  # what takes long comes last: a download, then an index
+        if remote:
+            remote.check()
         self._questions = load(config)
-        self._retriever = open_retriever(config.retriever)
-        self._retriever.check()
+        self._retriever: Retriever = remote or _local(config.retriever)
 
     def train(self) -> Sequence[Instance]:
         """`task.train_examples` questions."""
@@ -120,19 +122,20 @@ def search_tool(config: HotpotQaTask) -> dict[str, Any]:
     }
 
 
-def open_retriever(config: RetrieverConfig) -> Retriever:
-    """A client of the server at `url`, or without one an engine in this process.
+def _remote(config: RetrieverConfig) -> HttpRetriever | None:
+    """A client of the server at `url`; None without one."""
+    if not config.url.strip():
+        return None
+    return HttpRetriever(
+        config.url,
+        timeout_s=config.timeout_s,
+        max_retries=config.max_retries,
+        concurrency=config.concurrency,
+    )
 
-    Raises:
-        ConfigError, DataError, ModelError, MissingDependencyError, UnreachableError: as `HotpotQa`.
-    """
-    if config.url.strip():
-        return HttpRetriever(
-            config.url,
-            timeout_s=config.timeout_s,
-            max_retries=config.max_retries,
-            concurrency=config.concurrency,
-        )
+
+def _local(config: RetrieverConfig) -> LocalRetriever:
+    """An engine in this process."""
     return LocalRetriever(open_engine(config.engine, corpus_file(config.corpus), config.encoder))
 
 
