@@ -96,8 +96,8 @@ def scripted_part() -> None:
         grade = best(lambda grader=grader, episodes=episodes: grader.grade(episodes, rng))
         reflect = best(lambda reflector=reflector, cases=cases: reflector.reflect(cases, rng))
         print(
-            f"scripted, {kind}, {len(episodes)} episodes: grading {1000 * grade:.1f} ms ({1000 * fresh:.1f} with boards "
-            f"not seen before), {len(cases)} reflections {1000 * reflect:.1f} ms (target 15)"
+            f"scripted, {kind}, {len(episodes)} episodes: grading {1000 * grade:.1f} ms ({1000 * fresh:.1f} with "
+            f"boards not seen before), {len(cases)} reflections {1000 * reflect:.1f} ms (target 15)"
         )
 
 

@@ -8,7 +8,7 @@ of the text environment and of the token grid. With d the distance to the goal b
 
 | subtask | grade | pivot of a success | pivot of a failure |
 |---|---|---|---|
-| path_planning | solved: 2, and 1 for each of 1/2, 0.7, 1 that (shortest path / turns) reaches; else 1, and 1 for each of 0.34, 0.67 of the way covered at best | first turn with one good move only, else 0 | first turn with d' >= d |
+| path_planning | solved: 2, and 1 for each of 1/2, 0.7, 1 that (shortest path / turns) reaches; else 1, and 1 for each of 0.34, 0.67 of the way covered at best | first turn with one good move only (at the latest the last) | first turn with d' >= d |
 | hazard_identification | fell: 1; never beside a hole: 4; else 5 | first turn beside a hole | the fall |
 | state_position_tracking | 5, less 1 for each turn undone or invalid | the first of them | the first of them |
 | dead_end_detection | 5, less 1 for each move with d' > d, less 1 if the turns ran out | the first of them | the first of them |
@@ -185,7 +185,7 @@ def grades_and_pivots(m: Moments) -> tuple[IntArray, IntArray]:
     bumped_N = m.bump_NU.any(1)
     pivots_NK = np.stack(
         [
-            np.where(m.solved_N, _first(m.forced_NU, 0), _first(m.slip_NU)),
+            np.where(m.solved_N, _first(m.forced_NU), _first(m.slip_NU)),
             np.where(m.solved_N, _first(m.beside_hole_NU), _first(m.fell_NU)),
             _first(astray_NU),
             _first(m.away_NU),
@@ -244,7 +244,7 @@ class ScriptedReflector:
         draws = torch.rand(len(cases), len(ACTIONS) + 2, generator=rng).numpy()
         good_NA = m.good_NUA[np.arange(len(cases)), turn_N]
         action_N = np.where(good_NA, draws[:, : len(ACTIONS)], -1.0).argmax(1)
-        any_N = np.minimum((draws[:, -2] * len(ACTIONS)).astype(np.int64), len(ACTIONS) - 1)
+        any_N = (draws[:, -2] * len(ACTIONS)).astype(np.int64)  # a draw is below 1
         action_N = np.where(draws[:, -1] < self._accuracy, action_N, any_N)
         return [
             Reflection(self._say(ACTIONS[action], episode), turn)
@@ -273,8 +273,7 @@ def blind_success(boards: Boards, max_turns: int) -> npt.NDArray[np.float64]:
     for _ in range(max_turns):
         moving_MCA = chance_MC[:, :, None] * share_MCA
         chance_MC = (moving_MCA[:, from_CA, np.arange(len(ACTIONS))] * came_CA).sum(2) * open_MC
-        won_M += chance_MC[at, goal_M]
-        chance_MC[at, goal_M] = 0.0
+        won_M += chance_MC[at, goal_M]  # and nothing leaves the goal: no step is closer to it
     return won_M
 
 

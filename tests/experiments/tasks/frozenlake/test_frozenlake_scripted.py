@@ -21,6 +21,10 @@ from racelab.experiments.tasks.frozenlake.scripted import (
 FOUR = ["SFFH", "FHFF", "FFFF", "HFFG"]
 # 4 5 H / 3 H 1 / 2 1 G: the cell right of the start leads nowhere.
 THREE = ["SFH", "FHF", "FFG"]
+OPEN = ["SFFF", "FFFF", "FFFF", "FFFG"]  # 6 steps
+SEVEN = ["SFFFF", "FFFFF", "FFFFF", "FFFFG", "FFFFF"]
+MIDDLE = ["FFF", "FSF", "FFG"]
+INNER = ["FFFFF", "FFFFF", "FFSFF", "FFFGF", "FFFFF"]
 
 
 def rng() -> torch.Generator:
@@ -58,6 +62,16 @@ GOLDEN = {
         (2, 5, 5, 4, 5),
         (None, None, None, None, None),
     ),
+    "nearly there, then a bump": (
+        play(FOUR, "RRDDRR", max_turns=6),
+        (3, 5, 5, 4, 4),
+        (5, None, None, None, 5),
+    ),
+    "in just twice the steps": (play(OPEN, "UUUUUURRRDDD", 12), (3, 4, 5, 5, 1), (9, None, None, None, 0)),
+    "in more than that": (play(OPEN, "UUUUUUURRRDDD", 13), (2, 4, 5, 5, 1), (10, None, None, None, 0)),
+    "in 10/7 of the steps": (play(SEVEN, "UUURRRRDDD", 10), (4, 4, 5, 5, 2), (7, None, None, None, 0)),
+    "at the edge in the second turn": (play(MIDDLE, "RD"), (5, 4, 5, 5, 5), (1, None, None, None, 1)),
+    "never at the edge": (play(INNER, "RD"), (5, 4, 5, 5, 5), (1, None, None, None, None)),
     "invalid replies": (play(FOUR, "??", max_turns=2), (1, 4, 3, 4, 5), (0, None, 0, None, None)),
 }
 
