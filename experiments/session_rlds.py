@@ -57,12 +57,7 @@ class RldsSession(Attempt):
             return self._stopped(0)
         c = self.config
         progress = loop(
-            LoopSettings(
-                c.validation.every,
-                c.checkpoint.every,
-                c.eval.at_steps,
-                {"transcripts": c.run.transcripts_every},
-            ),
+            LoopSettings(c.validation.every, c.checkpoint.every, c.eval.at_steps),
             method,
             parts,
             progress,

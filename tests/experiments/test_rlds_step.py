@@ -141,7 +141,7 @@ def config(*words: str) -> RldsRunConfig:
             "method.reflector=policy",
             "task.prompts_per_step=2",
             "method.group_size=3",
-            "run.updates=4",
+            "run.updates=4", "run.transcripts_every=1",
             *words,
         ]
     ).config

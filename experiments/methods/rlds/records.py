@@ -84,8 +84,9 @@ def record(
     tables = {
         "rollouts": _rollout_rows(seen, step),
         "retry_pairs": _pair_rows(seen, step),
-        "transcripts": _transcript_rows(seen, step),
     }
+    if step % seen.run.run.transcripts_every == 0:
+        tables["transcripts"] = _transcript_rows(seen, step)
     status = {
         "phase": "policy",
         "policy_step": step,
