@@ -285,7 +285,7 @@ def test_entropy_is_maximised(folder: Path) -> None:
     )
     twin = Naive(folder, {})
     prefix, sample = flat.groups[0].prefix, flat.groups[0].samples[0]
-    before = float(twin.logps(twin.module, prefix, sample.tokens, flat.temperature)[1][-1])
+    before = float(twin.logps(twin.module, prefix, sample.tokens, flat.temperature)[1][-1].detach())
     for _ in range(10):
         engine.update(flat)
     tails = [[(*sample.tokens[:-1], v) for v in range(VOCAB)]]
@@ -358,3 +358,19 @@ def test_what_is_not_used_changes_no_bit(folder: Path) -> None:
 def test_settings_that_cannot_work(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match="clip_ratio_high" if key == "clip_high" else key):
         OptimSettings(**{key: value})
+
+
+def test_the_config_reaches_the_settings() -> None:
+    from racelab.configs.compose import compose
+    from racelab.experiments.build import learner_settings
+
+    words = [
+        "task=frozenlake",
+        "learner.entropy_coef=0.07",
+        "learner.clip_ratio_high=0.3",
+        "learner.clip_ratio=0.2",
+    ]
+    got = learner_settings(compose(words).config)
+    assert (got.entropy_coef, got.clip, got.clip_high) == (0.07, 0.2, 0.3)
+    plain = learner_settings(compose(["method=race"]).config)
+    assert (plain.entropy_coef, plain.clip_high) == (0.0, None)
