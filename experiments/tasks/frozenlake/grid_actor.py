@@ -243,10 +243,7 @@ def _episodes(starts: Sequence[Start], plan: _Plan, played: Played) -> list[Epis
     )
     logprob, turns, kind = played.logprob_RT.tolist(), played.turns_R.tolist(), played.kind_R.tolist()
     board, exact, hint = plan.board_R.tolist(), played.exact_R.tolist(), plan.hint_RT[:, 0].tolist()
-    invalid = ((played.action_RT < 0) & (np.arange(played.action_RT.shape[1]) < played.turns_R[:, None])).sum(
-        1
-    )
-    lost = invalid.tolist()
+    lost, bumps = (count.tolist() for count in _wasted(plan, played))
     out: list[Episode | None] = []
     for i, start in enumerate(starts):
         if not exact[i]:
@@ -279,12 +276,26 @@ def _episodes(starts: Sequence[Start], plan: _Plan, played: Played) -> list[Epis
                 1.0 if goal else 0.0,
                 goal,
                 _ENDS[kind[i]],
-                {"turns": float(n), "invalid": float(lost[i])},
+                {
+                    "turns": float(n),
+                    "invalid_turns": float(lost[i]),
+                    "bumps": float(bumps[i]),
+                    "fell": float(kind[i] == HOLE),
+                },
             ),
             bare_prompt=bare,
         )
         out.append(episode if start.parent is None else _as_retry(episode, start, vocab))
     return out
+
+
+def _wasted(plan: _Plan, played: Played) -> tuple[IntArray, IntArray]:
+    """Turns without an action, and moves against the edge [R]."""
+    before_RT = np.concatenate([plan.boards.start_M[plan.board_R][:, None], played.cell_RT[:, :-1]], axis=1)
+    done_RT = np.arange(before_RT.shape[1]) < played.turns_R[:, None]
+    invalid_RT = done_RT & (played.action_RT < 0)
+    still_RT = done_RT & ~invalid_RT & (before_RT == played.cell_RT)
+    return invalid_RT.sum(axis=1), still_RT.sum(axis=1)
 
 
 def _as_retry(episode: Episode, start: Start, vocab: int) -> Episode:
