@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import httpx
@@ -66,7 +67,11 @@ class Fetcher:
         """Keeps the limits; `timeout_s` is that of a whole tool call."""
         self._guard, self._patience = guard, patience
         self._try_s, self._pdf_bytes = timeout_s / _TRY_SHARE, pdf_bytes
-        self._tls = ssl.create_default_context()
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """Shared: it takes longer to make than most requests."""
+        return ssl.create_default_context()
 
     def page(self, url: str, deadline: Deadline, faults: Counter[str]) -> Body:
         """A text.
@@ -112,9 +117,10 @@ class Fetcher:
             "Connection": "close",
         }
         deadline.check()
+        tls = self._tls if target.scheme == "https" else False
         try:
             with (
-                httpx.Client(verify=self._tls, trust_env=False, timeout=max(deadline.left, 0.01)) as client,
+                httpx.Client(verify=tls, trust_env=False, timeout=max(deadline.left, 0.01)) as client,
                 client.stream(
                     "GET",
                     connect_url(target),

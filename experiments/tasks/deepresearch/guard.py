@@ -123,6 +123,7 @@ class Guard:
         Raises:
             FaultError: `refused_address`, or `connection` where there is no such host.
         """
+        self.screen(url)
         parts = _split(url)
         alias = self._aliases.get(parts.host)
         if alias is not None:

@@ -270,6 +270,7 @@ def _rows(text: str, name: str) -> list[dict[str, Any]] | None:
 
 
 def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        return None
-    return int(value)
+    """3 and 3.0, but neither true nor 1e999."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

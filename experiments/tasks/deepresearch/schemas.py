@@ -101,8 +101,9 @@ def _query(given: Mapping[str, Any]) -> str:
     return " ".join(_required(given, "query", _QUERY_CHARS).split())
 
 
-def _limit(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+def _limit(value: Any) -> int:
+    whole = isinstance(value, float) and value.is_integer()
+    if isinstance(value, bool) or not (whole or isinstance(value, int)):
         raise ArgumentError(f'the argument "limit" is not a whole number from 1 to {MAX_LIMIT}')
     return min(max(int(value), 1), MAX_LIMIT)
 

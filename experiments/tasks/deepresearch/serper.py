@@ -68,8 +68,9 @@ class Serper:
         self._patience, self._gate = patience, Gate(concurrency)
         self._try_s = timeout_s / _TRY_SHARE
         local = urllib.parse.urlsplit(self._url).hostname in _LOOPBACK
+        tls = any(address.lower().startswith("https:") for address in (self._url, self._scrape_url))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
-        self._client = httpx.Client(trust_env=not local, limits=limits, follow_redirects=False)
+        self._client = httpx.Client(verify=tls, trust_env=not local, limits=limits, follow_redirects=False)
         self._headers = {"X-API-KEY": key} if key else {}
         self._key = key
 

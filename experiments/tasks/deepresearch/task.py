@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -68,6 +69,7 @@ class DeepResearch:
         self._left_out = pool.left_out
         self._seen = Calls()
         self._rules = _rules(config)
+        _check_urls(config.tools)
         key = _key(config.tools)
         self.server: ReplayServer | None = None
         """The replay server, where there is one; tests make it misbehave."""
@@ -198,6 +200,23 @@ def _rules(config: DeepResearchTask) -> Rules:
         length_soft=config.length_soft,
         length_hard=config.length_hard,
     )
+
+
+def _check_urls(tools: ToolServerConfig) -> None:
+    """Addresses are written into descriptions and logs, so no secret may stand in them."""
+    for name, url in (("url", tools.url), ("scrape_url", tools.scrape_url)):
+        try:
+            parts = urllib.parse.urlsplit(url)
+            good = not url or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+        except ValueError:  # a port that is no number, half a pair of brackets
+            good = False
+        if not good:
+            raise ConfigError(f"task.tools.{name} is no http address; give one as https://google.serper.dev")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ConfigError(
+                f"task.tools.{name} holds a user, a password or a query; leave them out, the key comes from "
+                "task.tools.key_env"
+            )
 
 
 def _key(tools: ToolServerConfig) -> str:
