@@ -329,7 +329,7 @@ def test_minibatches_scale_each_part_to_its_own_whole(folder: Path) -> None:
     twin = Naive(folder, {})
     want = twin.losses(b, twin.old(b))
     # `retry` stands in one minibatch only, so its scaled value is exact; `reflect` is a mean over both
-    assert stats.losses["retry"] == pytest.approx(float(want["retry"]), rel=1e-3)
+    assert stats.losses["retry"] == pytest.approx(float(want["retry"].detach()), rel=1e-3)
     assert math.isfinite(stats.losses["reflect"])
 
 
@@ -362,7 +362,7 @@ def test_settings_that_cannot_work(key: str, value: float) -> None:
 
 def test_the_config_reaches_the_settings() -> None:
     from racelab.configs.compose import compose
-    from racelab.experiments.build import learner_settings
+    from racelab.experiments.learning import learner_settings
 
     words = [
         "task=frozenlake",
