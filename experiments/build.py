@@ -9,11 +9,11 @@ from typing import Any
 
 from racelab.configs import schema
 from racelab.configs.schema import Config
-from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.data.load import fit_prompts, load_prompts
 from racelab.experiments.data.sources import PromptData
 from racelab.experiments.data.stream import SeededStream
 from racelab.experiments.errors import ConfigError, UnreachableError
+from racelab.experiments.learning import learner_settings
 from racelab.experiments.models.assets import model_sha256, resolve_model
 from racelab.experiments.models.encoder import SentenceEncoder
 from racelab.experiments.models.generator import (
@@ -229,25 +229,3 @@ def _room(config: Config, generator: Generator) -> int:
             "lower method.response.max_tokens and method.rubric.max_tokens"
         )
     return room
-
-
-def learner_settings(config: AnyConfig) -> Any:
-    """The learner's settings, with the length of the schedule."""
-    from racelab.experiments.backends.local.optim import OptimSettings
-
-    learner = config.learner
-    return OptimSettings(
-        lr=learner.lr,
-        schedule=learner.schedule,
-        warmup_steps=learner.warmup_steps,
-        betas=learner.betas,
-        weight_decay=learner.weight_decay,
-        max_grad_norm=learner.max_grad_norm,
-        beta=learner.kl_beta,
-        clip=learner.clip_ratio,
-        clip_high=learner.clip_ratio_high,
-        entropy_coef=learner.entropy_coef,
-        epochs=learner.epochs,
-        minibatches=learner.minibatches,
-        max_tokens_per_microbatch=learner.max_tokens_per_microbatch,
-    )

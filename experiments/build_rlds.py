@@ -75,7 +75,7 @@ def build_parts(config: RldsRunConfig, inputs: TaskInputs, note: Callable[[str],
     import torch
 
     from racelab.experiments.backends.local.learner import LocalBackend
-    from racelab.experiments.build import learner_settings
+    from racelab.experiments.learning import learner_settings
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)

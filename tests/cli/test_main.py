@@ -158,7 +158,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
         raise ModuleNotFoundError("No module named 'reasoning_gym.x'", name="reasoning_gym.x")
 
     monkeypatch.setattr(cli, "_run", fail)
-    assert "pip install 'racelab[tasks]'" in call("runs").err
+    assert "pip install 'racelab[reasoning-gym]'" in call("runs").err
 
 
 def test_several_problems_are_several_lines(call: Call) -> None:
