@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_gradients_are_those_of_a_plain_autograd_of_the_whole_loss():
 
     def coefficient(reference):
         def slope(logp, part):
-            full = LossTerms(**{f: getattr(terms, f) for f in terms.__slots__} | {"old": old, "reference": reference})  # fmt: skip
+            full = replace(terms, old=old, reference=reference)
             return full.evaluate(logp, part)[0], full.entropy[part]
 
         return slope
