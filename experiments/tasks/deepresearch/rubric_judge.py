@@ -12,13 +12,14 @@ What is open in the paper, or differs:
 - F1 of a claim: recall is how far its snippets support it (0, 1/2 or 1), precision the share of its ids whose snippet
   bears on it; a claim without any retrieved id is 0 without a question. The first 40 claims count;
 - of a long source the judge sees the passage that shares most words with the claim;
-- the 90 s are those of one episode (the paper: "process-wide");
+- the 90 s are those of one episode (the paper: "process-wide"), counted from when it is its turn;
 - "low reasoning effort" is not asked for: the shared client has no such key.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -113,10 +114,28 @@ class RubricJudge:
     """Asks a chat model; thread-safe as far as that is."""
 
     def __init__(
-        self, model: ChatModel, *, max_tokens: int, temperature: float, timeout_s: float, citation_f1: bool
+        self,
+        model: ChatModel,
+        *,
+        max_tokens: int,
+        temperature: float,
+        timeout_s: float,
+        citation_f1: bool,
+        places: int,
     ) -> None:
-        """Keeps the parts; `timeout_s` bounds one episode."""
+        """Keeps the parts.
+
+        Args:
+            model: is asked.
+            max_tokens: of a reply.
+            temperature: of a reply.
+            timeout_s: of one episode, from when it is its turn: a batch that ends at once must not time out in the
+                queue of a model that answers well.
+            citation_f1: ask about citations too.
+            places: episodes that are judged at a time.
+        """
         self.model = model
+        self._places = threading.BoundedSemaphore(places)
         self._max_tokens, self._temperature, self._timeout_s = max_tokens, temperature, timeout_s
         self._citation_f1 = citation_f1
         self.gone = ""
@@ -161,7 +180,8 @@ class RubricJudge:
         """The replies, None for those that never came or were cut, and a fault that holds for all."""
         nothing: list[str | None] = [None] * len(requests)
         try:
-            replies = within(self._timeout_s, lambda: self.model.complete(requests), "judge")
+            with self._places:
+                replies = within(self._timeout_s, lambda: self.model.complete(requests), "judge")
         except FaultError:
             return nothing, "timeout"
         except UnreachableError as error:

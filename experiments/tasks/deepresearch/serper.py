@@ -68,6 +68,7 @@ class Serper:
         self._patience, self._gate = patience, Gate(concurrency)
         self._try_s = timeout_s / _TRY_SHARE
         local = urllib.parse.urlsplit(self._url).hostname in _LOOPBACK
+        # without any https address no certificates need be loaded, which takes longer than a test
         tls = any(address.lower().startswith("https:") for address in (self._url, self._scrape_url))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
         self._client = httpx.Client(verify=tls, trust_env=not local, limits=limits, follow_redirects=False)
@@ -147,12 +148,12 @@ class Serper:
 
 def _check_status(response: httpx.Response) -> None:
     status = response.status_code
+    wait = retry_after(response.headers)
     if status == 429:
-        wait = retry_after(response.headers)
         raise FaultError("429", "the search service is busy (HTTP 429)", again=True, wait_s=wait)
     if status >= 500 or status in (408, 425):
         kind = "5xx" if status >= 500 else "timeout"
-        raise FaultError(kind, f"the search service failed (HTTP {status})", again=True)
+        raise FaultError(kind, f"the search service failed (HTTP {status})", again=True, wait_s=wait)
     if status in (401, 403):
         raise FaultError("4xx", f"the search service refuses the key (HTTP {status})")
     if not 200 <= status < 300:

@@ -256,6 +256,7 @@ def _open_judge(config: DeepResearchTask, server: ReplayServer | None) -> Rubric
         temperature=judge.temperature,
         timeout_s=config.judge_timeout_s,
         citation_f1=config.citation_f1,
+        places=max(1, judge.concurrency // 2),  # an episode has two requests
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from racelab.experiments.errors import ConfigError, DataError
-from racelab.experiments.tasks.deepresearch.data import SOURCES, Pool, load_pool, split
+from racelab.experiments.tasks.deepresearch.data import SOURCES, Pool, hub_rows, instance, load_pool, split
 from racelab.experiments.tasks.deepresearch.rubric import RubricError, normalised
 
 RAR = [
@@ -130,3 +130,15 @@ def test_the_package_splits_the_same_way_every_time_and_validation_does_not_move
     with pytest.raises(ConfigError, match="10 examples"):
         split(pool, train=9, validation=2, seed=0)
     assert split(Pool(()), train=0, validation=0, seed=0) == ([], [])
+
+
+@pytest.mark.slow
+def test_the_hub_reader_reads_what_datasets_reads(tmp_path: Path) -> None:
+    """`load_dataset` takes a folder as it takes a name of the hub."""
+    rows = [{**rar(f"{n}?"), "reference_answer": None} for n in range(3)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = list(hub_rows(str(tmp_path)))
+    assert [set(row) for row in found] == [{"question", "rubric"}] * 3
+    assert instance("rar-science", found[0]).data["rubric"][1]["weight"] == -1.0
+    with pytest.raises(DataError, match=r"task\.data"):
+        hub_rows(str(tmp_path / "nothing"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,9 +41,12 @@ class Scripted:
 
 
 def judge(
-    answer: Callable[[ChatRequest], str | None], f1: bool = True, timeout_s: float = 5.0
+    answer: Callable[[ChatRequest], str | None], f1: bool = True, timeout_s: float = 5.0, places: int = 1
 ) -> RubricJudge:
-    return RubricJudge(Scripted(answer), max_tokens=64, temperature=0.0, timeout_s=timeout_s, citation_f1=f1)
+    model = Scripted(answer)
+    return RubricJudge(
+        model, max_tokens=64, temperature=0.0, timeout_s=timeout_s, citation_f1=f1, places=places
+    )
 
 
 CASE = Case(
@@ -136,6 +140,13 @@ def test_a_slow_judge_is_left_behind() -> None:
     assert slow.judge(CASE).fault == "timeout"
     assert time.monotonic() - began < 0.8
     assert slow.gone == ""
+
+
+def test_waiting_for_a_turn_does_not_count() -> None:
+    """Eight episodes of 0.1 s, two at a time: the last waits 0.3 s, more than its own 0.25 s."""
+    patient = judge(lambda r: str(time.sleep(0.1)) and GRADES, f1=False, timeout_s=0.25, places=2)
+    with ThreadPoolExecutor(8) as pool:
+        assert {v.fault for v in pool.map(patient.judge, [CASE] * 8)} == {""}
 
 
 def test_a_judge_that_is_gone_says_so() -> None:

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from racelab.experiments.tasks.deepresearch.cache import SharedCache
-from racelab.experiments.tasks.deepresearch.faults import Deadline, FaultError, Patience, new_counter, within
+from racelab.experiments.tasks.deepresearch.faults import (
+    Deadline,
+    FaultError,
+    Gate,
+    Patience,
+    new_counter,
+    within,
+)
 from racelab.experiments.tasks.deepresearch.fetch import Fetcher
 from racelab.experiments.tasks.deepresearch.guard import Guard, literals_only
 from racelab.experiments.tasks.deepresearch.recordings import HOST, page_url, pdf_url
@@ -309,3 +316,24 @@ def test_a_fault_is_counted_once_on_its_way_up() -> None:
         Patience(2, 0.0, lambda s: None).persist(broken, deadline=Deadline.after(1), faults=faults)
     assert faults["429"] == 3
     assert error.value.counted
+
+
+def test_a_gate_lets_so_many_through_and_no_one_after_the_deadline() -> None:
+    gate, inside, most = Gate(2), set[int](), list[int]()
+
+    def work(n: int) -> None:
+        inside.add(n)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.discard(n)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda n: gate.run(lambda: work(n), Deadline.after(5)), range(6)))
+        assert max(most) == 2
+        held = threading.Event()
+        jobs = [pool.submit(gate.run, lambda: held.wait(5), Deadline.after(5)) for _ in range(2)]
+        time.sleep(0.05)
+        with pytest.raises(FaultError, match="too many"):
+            gate.run(lambda: None, Deadline.after(0.05))
+        held.set()
+        assert all(job.result() for job in jobs)
