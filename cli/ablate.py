@@ -9,8 +9,8 @@ from typing import Final, get_args
 
 from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
-from racelab.configs.schema_methods import RaceConfig
 from racelab.configs.keys import RACE
+from racelab.configs.schema_methods import RaceConfig
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.configs.sources import composed_files, key_sources
 from racelab.configs.suggest import did_you_mean, near
@@ -38,7 +38,7 @@ def ablate(
     known = config_options(config_dirs, RACE).get("variant", [])
     names = chosen("variant", variants, in_order(known, ORDER), overrides)
     for name in names:
-        _refuse_undoing(name, overrides, config_dirs)
+        refuse_undoing("variant", {"variant": name}, overrides, config_dirs)
     specs = [spec for name in names for spec in seeded(name, [*overrides, f"variant={name}"], given)]
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
     asked = [word for name in variants for word in ("--variant", name)]
@@ -46,24 +46,40 @@ def ablate(
     return run_cells("ablate", command, specs, options, label=with_numbers)
 
 
-def _refuse_undoing(variant: str, overrides: Sequence[str], config_dirs: Sequence[Path]) -> None:
-    """A word that sets what the variant sets would run something else under the variant's name.
+def refuse_undoing(
+    group: str,
+    choices: Mapping[str, str],
+    overrides: Sequence[str],
+    config_dirs: Sequence[Path],
+    also: Sequence[str] = (),
+) -> None:
+    """A word that sets what the option of a group sets would run something else under the option's name.
+
+    Args:
+        group: variant or condition.
+        choices: group -> option, `group` among them.
+        overrides: of the command line.
+        config_dirs: the user's.
+        also: further keys that make the option what it is, whichever of the files sets them.
 
     Raises:
         ConfigError: there is one.
     """
-    files = composed_files({"variant": variant}, user_dirs(config_dirs))
-    own = key_sources([(file, group) for file, group in files if group == "variant"])
+    option = choices[group]
+    files = composed_files(choices, user_dirs(config_dirs))
+    everything = key_sources(files) if also else {}
+    own = {key: everything[key] for key in also if key in everything}
+    own |= key_sources([(file, name) for file, name in files if name == group])
     for word in overrides:
         key, _, value = word.partition("=")
         key = key.lstrip("+~")
         if key in own and own[key][-1].text == value:
-            continue  # says what the variant says
+            continue  # says what the option says
         # a block, as method.trqc={eta_sigma: 0.05}, sets what stands in it
         if key in own or any(name.startswith(f"{key}.") for name in own if key != "method"):
             raise ConfigError(
-                f"{word}: the variant {variant} sets {key} itself; leave the word out, or run it under a name of its "
-                f"own: `racelab train variant={variant} {shlex.quote(word)}`, or a grid with `racelab sweep`"
+                f"{word}: the {group} {option} sets {key} itself; leave the word out, or run it under a name of its "
+                f"own: `racelab train {group}={option} {shlex.quote(word)}`, or a grid with `racelab sweep`"
             )
 
 
@@ -99,24 +115,42 @@ def in_order(known: Sequence[str], order: Sequence[str]) -> list[str]:
     return [*(name for name in order if name in known), *sorted(set(known) - set(order))]
 
 
-def chosen(group: str, named: Sequence[str], known: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The options named on the command line, singly or with commas, each once; all of `known` for `all`.
+def chosen(
+    group: str,
+    named: Sequence[str],
+    known: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    option: str = "",
+    sets: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
+    """The options named on the command line, singly or with commas, each once.
+
+    Args:
+        group: that they are options of.
+        named: words of the command line.
+        known: every option, in order.
+        overrides: of the command line.
+        option: name of the command line's option; "": that of the group.
+        sets: word -> the options that it stands for; None: `all` for every one.
 
     Raises:
         ConfigError: none is named, one is not known, or the overrides choose one as well.
     """
+    option, sets = option or group, sets if sets is not None else {"all": known}
     listed = ", ".join(known)
     if not named:
-        raise ConfigError(f"--{group} is missing; name one of {listed}, or all")
+        raise ConfigError(f"--{option} is missing; name one of {listed}, or {' or '.join(sets)}")
     word = next((word for word in overrides if word.partition("=")[0] == group), None)
     if word is not None:
         raise ConfigError(
-            f"{word}: the command chooses the {group}; write --{group} {word.partition('=')[2]}"
+            f"{word}: the command chooses the {group}; write --{option} {word.partition('=')[2]}"
         )
-    named = [name for word in named for name in word.split(",")]
+    named = [name.strip() for word in named for name in word.split(",")]
     for name in named:
-        if name != "all" and name not in known:
+        if name not in sets and name not in known:
             raise ConfigError(
-                f"no {group} {name!r}{did_you_mean(near(name, [*known, 'all']))} (known: {listed}, all)"
+                f"no {group} {name!r}{did_you_mean(near(name, [*known, *sets]))} (known: {listed}, {', '.join(sets)})"
             )
-    return list(known) if "all" in named else list(dict.fromkeys(named))
+    picked = dict.fromkeys(one for name in named for one in sets.get(name, [name]))
+    return list(known) if set(picked) == set(known) else list(picked)

@@ -20,6 +20,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from racelab.cli import commands_rlds
+from racelab.cli.words import ConfigDir, DryRun, Fresh, GoOn, Jobs, Json, Overrides, Seeds
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import RacelabError
 
@@ -49,23 +51,9 @@ _BODIES = {
     "sync": "racelab.cli.sync:sync",
     "ui": "racelab.cli.ui:ui",
     "doctor": "racelab.cli.doctor:doctor",
+    **commands_rlds.BODIES,
 }
 """Command -> `module:function`; the function takes what the command parsed and returns the exit code."""
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Overrides, as preset=paper run.seed=1.", show_default=False),
-]
-ConfigDir = Annotated[
-    list[Path] | None,
-    typer.Option("--config-dir", metavar="DIR", help="Extra folder of YAML configs; repeatable."),
-]
-Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")]
-Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at once, each in a process of its own.")]
-GoOn = Annotated[bool, typer.Option("--resume", help="Only go on with what was started before.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run everything anew, in further folders.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Compose and check; start nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable JSON on stdout.")]
 
 
 def _colour() -> bool:
@@ -75,7 +63,7 @@ def _colour() -> bool:
 
 app = typer.Typer(
     name="racelab",
-    help="Run, track and look at RACE, reinforcement learning with evolving rubrics.",
+    help="Run, track and look at RACE (evolving rubrics) and RLDS (subtask-decomposed advantages).",
     rich_markup_mode="rich" if _colour() else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -218,6 +206,9 @@ def baseline(
         config_dirs=config_dir or [],
         json_output=json_output,
     )
+
+
+commands_rlds.register(app, _run)
 
 
 @app.command()

@@ -20,12 +20,16 @@ from racelab.cli import main as cli
 from racelab.experiments import errors
 
 HEAVY = ("torch", "mlflow", "ray", "vllm", "verl", "matplotlib", "transformers", "pandas", "pyarrow", "hydra")
+NAMES = ("racelab.cli.main", "racelab.cli.words", "racelab.cli.commands_rlds")
+"""Modules that hold names and options of commands, and nothing that they do."""
 Call = Callable[..., Any]
 COMMANDS = (
     "train",
     "ablate",
     "baseline",
     "sweep",
+    "task",
+    "serve",
     "runs",
     "show",
     "replay",
@@ -43,7 +47,7 @@ def loaded(words: str) -> list[str]:
         "from racelab.cli.main import _main\n"
         f"_main({words.split()!r})\n"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
-        "own = [m for m in sys.modules if m.startswith('racelab.cli.') and m != 'racelab.cli.main']\n"
+        f"own = [m for m in sys.modules if m.startswith('racelab.cli.') and m not in {NAMES!r}]\n"
         "print('\\n' + json.dumps(heavy + own))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
