@@ -89,7 +89,9 @@ TABLES: Final[Mapping[str, Columns]] = {
         "n_turns": "int", "n_tokens": "int",
     },
     "transcripts": {
-        **_AT, "group": "int", "idx": "int", "turns": "json", "token_turn": "ints", "token_adv": "floats",
+        **_AT, "group": "int", "idx": "int", "instance": "json", "system": "str", "first_observation": "str",
+        "turns": "json", "token_turn": "ints", "token_adv": "floats", "grading": "str", "reflection": "str",
+        "addition": "str",
     },
     "retry_pairs": {
         **_AT, "group": "int", "parent": "int", "retry": "int", "delta_R": "float", "delta_grades": "floats",

@@ -343,6 +343,7 @@ def test_split_leaves_out_what_the_reflection_added_where_it_stood_in_a_bridge()
 def test_transcripts_hold_the_ids_that_were_sampled_and_their_advantages() -> None:
     _, record, _ = one_step()
     row = record.tables["transcripts"][0]
+    assert row["instance"] == {"task": INSTANCES[0].task, "instance_id": "a", "data": dict(INSTANCES[0].data)}
     turns: Any = row["turns"]
     ids = [i for t in turns for i in t["tokens"]]
     assert ids[1::2] == [END] * len(turns)

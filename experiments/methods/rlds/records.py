@@ -343,6 +343,7 @@ def _transcript_rows(seen: Seen, step: int) -> list[TableRow]:
                 "step": step,
                 "group": row.group,
                 "idx": row.idx,
+                "instance": _instance_json(row.episode),
                 "system": row.episode.system,
                 "first_observation": row.episode.first_observation,
                 "turns": turns_json(row.episode),
@@ -354,6 +355,12 @@ def _transcript_rows(seen: Seen, step: int) -> list[TableRow]:
             }
         )
     return out
+
+
+def _instance_json(episode: Episode) -> dict[str, Any]:
+    """What was played, as JSON values: enough to open the environment again."""
+    instance = episode.instance
+    return {"task": instance.task, "instance_id": instance.instance_id, "data": dict(instance.data)}
 
 
 def turns_json(episode: Episode) -> list[dict[str, Any]]:
