@@ -1,4 +1,6 @@
-"""What happened in a run of any method, from its spool: numbers first, each with what it may be taken for.
+"""What happened in a run of any RACE method, from its spool: numbers first, each with what it may be taken for.
+
+RLDS runs have a summary of their own (rlds_summary.py), which is made from here too.
 
 Everything is a plain dict of JSON values, so that the terminal, `--json` and the report show the same numbers.
 Differences come with 95 % intervals of a paired bootstrap over held-out prompts (samples of a prompt averaged
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from racelab.analysis.stats import paired_bootstrap
+from racelab.configs.schema_rlds import AnyConfig, RldsRunConfig
 from racelab.experiments.methods.ledger import KINDS
 from racelab.experiments.probe import RECTANGLE
 from racelab.experiments.rng import numpy_generator
@@ -26,9 +29,14 @@ UNTRAINED, TRAINED = "untrained", "trained"
 
 def summarise(folder: RunFolder) -> dict[str, Any]:
     """The whole summary of a run that has finished, or of what there is of it."""
+    checked = _config(folder)
+    if isinstance(checked, RldsRunConfig):
+        from racelab.analysis.rlds_summary import summarise_rlds
+
+        return summarise_rlds(folder, checked)
+    config = checked.model_dump()
     metrics, tables = _read(folder)
     info = folder.info()
-    config = _config(folder)
     policy = [m for m in metrics if m.get("train/clock/phase_kind") == 0.0]
     rubric = [m for m in metrics if m.get("train/clock/phase_kind") == 1.0]
     phases = sorted(tables.get("phases", []), key=lambda r: int(r["index"]))
@@ -75,10 +83,10 @@ def _read(folder: RunFolder) -> tuple[list[dict[str, float]], dict[str, list[dic
     return [{"step": float(step), **values} for step, values in sorted(steps.items())], tables
 
 
-def _config(folder: RunFolder) -> dict[str, Any]:
+def _config(folder: RunFolder) -> AnyConfig:
     from racelab.configs.compose import read_composed
 
-    return read_composed(folder.path / "config" / "composed.yaml", to_look=True).config.model_dump()
+    return read_composed(folder.path / "config" / "composed.yaml", to_look=True).config
 
 
 def _train_prompts(folder: RunFolder) -> int:

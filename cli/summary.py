@@ -21,6 +21,13 @@ def print_summary(
     """Prints `analysis.summary.summarise`'s dict; `command` and `reference`: what to type for racelab and the run."""
     print()
     print(f"Run {summary['name']} ({summary['run_id']}) has finished.")
+    if summary.get("family") == "rlds":
+        from racelab.cli.summary_rlds import print_rlds
+
+        print_rlds(summary, end)
+        kept = int(summary["transcripts_every"])
+        _where(folder, command, reference, kept if kept <= summary["steps"]["policy"] else None)
+        return
     _what_happened(summary, end)
     _learning(summary)
     _rubric_role(summary)
@@ -241,19 +248,25 @@ def _judge(summary: Mapping[str, Any]) -> None:
     print(f"  Attacks score: {attacks or '-'}.")
 
 
-def _where(folder: RunFolder, command: str, reference: str) -> None:
+def _where(folder: RunFolder, command: str, reference: str, transcripts: int | None = None) -> None:
+    """The folder and what to type next; `transcripts`: an update of an RLDS run whose texts were kept."""
+    info = folder.info()
+    rlds = info.get("paper") == "rlds"
     print()
     print(f"Run folder: {folder.path}")
     print("Next:")
-    hints = {
-        f"{command} show {reference} --step 1": "rubrics and answers of a step, with their scores",
-        f"{command} ui": "charts of this run in MLflow",
-    }
-    sweep = folder.info().get("sweep")
+    hints: dict[str, str] = {}
+    if not rlds:
+        hints[f"{command} show {reference} --step 1"] = "rubrics and answers of a step, with their scores"
+    elif transcripts is not None:
+        hints[f"{command} show {reference} --rollout {transcripts}"] = "rollouts of an update, turn by turn"
+    hints[f"{command} ui"] = "charts of this run in MLflow"
+    sweep = info.get("sweep")
     if sweep:
         hints[f"{command} show {sweep}"] = "the sweep that this run is a cell of"
     else:
-        hints[f"{command} train run.seed=1"] = "another seed"
+        own = f"task={info['task']} condition={info['condition']} " if rlds else ""
+        hints[f"{command} train {own}run.seed=1"] = "another seed"
     width = max(map(len, hints))
     for words, what in hints.items():
         print(f"  {words:{width}}  {what}")

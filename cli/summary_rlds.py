@@ -1,0 +1,229 @@
+"""The end of an RLDS run, for people: what its numbers may be taken for, what rose, what the retries and grades did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from racelab.cli.console import number, print_table, seconds
+
+_FEW = 10
+_PARTS = {
+    "gen_s": "originals",
+    "judge_s": "grading",
+    "reflect_s": "reflection",
+    "gen_retry_s": "retries",
+    "advantage_s": "advantages",
+    "train_s": "update",
+}
+_STAGES = {
+    "stage1/sign_disagreement_rows": "stage 1: rows whose subtasks disagree in sign",
+    "stage1/sign_disagreement_groups": "stage 1: groups with such a row",
+    "stage1/subtask_std": "stage 1: std of A_ik in a group",
+    "stage1/flat_group_frac": "stage 1: groups with equal rewards",
+    "stage2/grpo_correlation": "stage 2: correlation with GRPO",
+    "stage2/grpo_correlation_raw": "stage 2: correlation with R - mean",
+    "stage3/token_adv_std": "stage 3: std over the tokens of a row",
+    "stage3/pivot_spread": "stage 3: spread of the pivots, turns",
+}
+
+
+def print_rlds(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+    """Prints `analysis.rlds_summary.summarise_rlds`'s dict, without where the run lies."""
+    for note in summary["notes"]:
+        print(f"  NOTE: {note}")
+    _what_happened(summary, end)
+    _validation(summary["validation"])
+    _groups(summary)
+    _stages(summary["stages"])
+    _subtasks(summary["subtasks"])
+    _costs(summary)
+    _counters(summary["task_counters"])
+
+
+def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+    resumed = " (the last attempt)" if end.get("attempts", 1) > 1 else ""
+    print(
+        f"  {summary['task']}, {summary['condition']}: {summary['steps']['policy']} updates; "
+        f"{seconds(end.get('wall_s'))}, peak memory {number(end.get('peak_gib'), 1)} GiB{resumed}."
+    )
+    reward = summary["train_reward"]
+    print(
+        f"  Training reward of the originals, first and last third of the updates: {number(reward['first_third'])} → "
+        f"{number(reward['last_third'])}."
+    )
+    health = summary["health"]
+    if health["nonfinite"]:
+        print(f"  WARNING: values that are not finite: {', '.join(health['nonfinite'])}.")
+
+
+def interval(cell: Mapping[str, Any], value: str = "difference") -> str:
+    """`+0.125 [+0.020, +0.230]`; `-` where there is none."""
+    if cell.get(value) is None:
+        return "-"
+    return f"{cell[value]:+.3f} [{cell['low']:+.3f}, {cell['high']:+.3f}]"
+
+
+def _validation(found: Mapping[str, Any]) -> None:
+    if not found["n_evaluations"]:
+        return
+    print()
+    print("Validation (a fixed slice; paired over its examples, 95 % interval)")
+    rows = []
+    for key, name in (("reward", "reward"), ("solved", "solved")):
+        cell, five = found[key], found["last_five"][key]
+        rows.append(
+            [
+                name,
+                number(cell["before"]),
+                number(cell["after"]),
+                interval(cell),
+                f"{number(five['mean'])} [{number(five['low'])}, {number(five['high'])}]",
+                str(cell["n"]),
+            ]
+        )
+    n = found["last_five"]["n_evaluations"]
+    heads = ["", "before", "after", "difference", _last(n), "examples"]
+    print_table(heads, rows, right=["before", "after", "examples"])
+    best, last = found["best"], found["last"]
+    print(
+        f"Best of {found['n_evaluations']} evaluations: reward {number(best['reward'])} after {best['step']} updates; "
+        f"the last: {number(last['reward'])} after {last['step']}. A maximum over noisy evaluations is too high: "
+        f"read the {_last(n)}."
+    )
+
+
+def _last(n: int) -> str:
+    return "last evaluation" if n == 1 else f"mean of the last {n} evaluations"
+
+
+def _groups(summary: Mapping[str, Any]) -> None:
+    print()
+    print("Groups, retries and grades")
+    print(
+        f"  Groups with equal rewards (collapse) {number(summary['collapse_rate'])}, with solved and unsolved "
+        f"rollouts {number(summary['mixed_rate'])}."
+    )
+    tried = summary["retries"]
+    if tried:
+        print(
+            f"  Retries: {number(tried['made'])} made of {number(tried['candidates'])} failures picked; better than "
+            f"the original {number(tried['success_frac'])}, solved {number(tried['solved_frac'])}, mean change of "
+            f"the reward {number(tried['delta_mean'])}."
+        )
+        print(
+            f"  L_aux had {number(tried['retry_pairs'])} retries and {number(tried['reflect_pairs'])} reflections; "
+            f"a retry wrote {number(tried['generation_ratio'], 2)} of the tokens of its original"
+            + (f"; {tried['replay_failures']} replays failed." if tried["replay_failures"] else ".")
+        )
+    _parse(summary["parse"], summary["fallbacks"])
+
+
+def _parse(found: Mapping[str, Any], fallbacks: Mapping[str, int]) -> None:
+    for kind, counts in (("Gradings", found["grades"]), ("Reflections", found["reflections"])):
+        if counts:
+            n = sum(counts.values())
+            others = ", ".join(
+                f"{name} {count:,}" for name, count in counts.items() if name != "ok" and count
+            )
+            print(
+                f"  {kind}: {counts.get('ok', 0):,} of {n:,} could be used ({counts.get('ok', 0) / n:.3f})"
+                + (f"; {others}." if others else ".")
+            )
+    if found["grades"]:
+        wrong = found["failures_counted_as_grades"]
+        print(
+            "  No parse failure is counted as a grade."
+            if not wrong
+            else f"  ERROR: {wrong} gradings that could not be read count as grades."
+        )
+    fell = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in fallbacks.items() if count)
+    if fell:
+        print(f"  Fallbacks: {fell}.")
+
+
+def _stages(found: Mapping[str, Any]) -> None:
+    metrics = found["metrics"]
+    if not metrics:
+        return
+    print()
+    print(
+        "Stage diagnostics, means over the updates (excess: over grades and pivots permuted within a group)"
+    )
+    uniform = found["informative"] is False
+    rows = []
+    for key, name in _STAGES.items():
+        if key in metrics:
+            cell = metrics[key]
+            flag = " (not informative: φ is uniform)" if uniform and "correlation" in key else ""
+            rows.append(
+                [
+                    f"{name}{flag}",
+                    number(cell["mean"]),
+                    "-" if cell["null_excess"] is None else f"{cell['null_excess']:+.3f}",
+                    number(cell["null_p_median"]),
+                    "-" if not cell["n_nulls"] else f"{cell['null_p_low_frac']:.2f} of {cell['n_nulls']}",
+                ]
+            )
+    heads = ["", "mean", "excess", "median p", "p ≤ 0.05"]
+    print_table(heads, rows, right=heads[1:])
+    print(
+        "Raw values mislead: random grades disagree in sign, too. Without an effect p ≤ 0.05 in 0.05 of the nulls."
+    )
+
+
+def _subtasks(rows: Sequence[Mapping[str, Any]]) -> None:
+    if not rows:
+        return
+    print()
+    print("Subtasks (grades 1 to 5; change: from a failure to its retry; pivot: turn, from 0)")
+    table = [
+        [
+            str(row["name"]),
+            number(row["weight"], 2),
+            number(row["grade"], 2),
+            "-" if row["retry_delta"] is None else f"{row['retry_delta']:+.2f}",
+            number(row["pivot"], 2),
+        ]
+        for row in rows
+    ]
+    heads = ["subtask", "φ", "grade", "change", "pivot"]
+    print_table(heads, table, right=heads[1:])
+
+
+def _costs(summary: Mapping[str, Any]) -> None:
+    found, spent = summary["costs"], summary["seconds"]
+    print()
+    print("Cost")
+    parts = ", ".join(f"{name} {spent[key]:,.1f}" for key, name in _PARTS.items() if spent.get(key))
+    print(
+        f"  Seconds: {spent.get('step_s', 0.0):,.1f} in updates ({parts}); {spent.get('validate_s', 0.0):,.1f} in validation."
+    )
+    print(
+        f"  CPU seconds of this process in updates: {summary['cpu_s']:,.1f}; servers and simulators not included."
+    )
+    tokens = ", ".join(f"{role} {count:,}" for role, count in found["tokens"].items() if count)
+    print(f"  Tokens sampled by the trained model: {tokens or 'none'}.")
+    calls = ", ".join(f"{kind.replace('_', ' ')} {c['measured']:,}" for kind, c in found["calls"].items())
+    for key, name in (("tool_calls", "tool calls"), ("judge_calls", "judge calls")):
+        calls += f", {name} {found[key]:,}" if found[key] else ""
+    print(f"  Calls: {calls}{'' if found['mismatches'] else '; as many as follow from the steps'}.")
+    if found["mismatches"]:
+        steps = ", ".join(map(str, found["mismatch_steps"][:_FEW]))
+        print(f"  ERROR: {found['mismatches']} counts differ from what is expected; first at steps {steps}.")
+
+
+def _counters(found: Mapping[str, Mapping[str, float]]) -> None:
+    print()
+    print("The task")
+    for kind, words in (("means", "a rollout"), ("totals", "in all")):
+        shown = ", ".join(f"{name} {_short(value)}" for name, value in found[kind].items())
+        if shown:
+            print(f"  Counted, {words}: {shown}.")
+    faults = ", ".join(f"{name} {_short(value)}" for name, value in found["faults"].items() if value)
+    if found["faults"]:
+        print(f"  FAULTS: {faults}." if faults else "  Faults of services and simulators: none.")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
