@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from racelab.experiments.errors import DataError, RunFolderError
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 BASE_COLUMNS = {"step": "int", "attempt": "int"}
 
 
-def load_table(run: RunFolder, name: str) -> pd.DataFrame:
+def load_table(
+    run: RunFolder, name: str, *, step: int | None = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
     """One table of a run, superseded steps left out.
 
     Read from parquet when that holds the whole spool, else (a running run) from the spool itself; the two
@@ -35,6 +38,8 @@ def load_table(run: RunFolder, name: str) -> pd.DataFrame:
     Args:
         run: opened.
         name: `metrics`, `groups`, ... (see `tracking/tables.py`).
+        step: only the rows of this one. A table of texts may be far larger than one of its steps.
+        columns: only these, of those there are. None: all.
 
     Returns:
         A frame with the table's known columns; no rows if the run wrote none.
@@ -42,12 +47,14 @@ def load_table(run: RunFolder, name: str) -> pd.DataFrame:
     Raises:
         DataError: neither known nor in this run; the message lists what there is.
     """
-    table = _from_parquet(run, name) if tables_current(run) else _from_spool(run, name)
+    table = _from_parquet(run, name, step, columns) if tables_current(run) else _from_spool(run, name, step)
     if table is None:
         if name not in TABLES:
             there = sorted({table for record in read_spool(run) for table, _ in table_rows(record)})
             raise DataError(f"run {run.run_id} has no table {name!r}; it has {', '.join(there) or 'none'}")
         table = arrow_schema(TABLES[name]).empty_table()
+    if columns is not None:
+        table = table.select([column for column in table.column_names if column in columns])
     return _frame(table)
 
 
@@ -72,7 +79,9 @@ def load_manifest(run: RunFolder) -> dict[str, Any] | None:
     return manifest
 
 
-def _from_parquet(run: RunFolder, name: str) -> pa.Table | None:
+def _from_parquet(
+    run: RunFolder, name: str, step: int | None, columns: Sequence[str] | None
+) -> pa.Table | None:
     import pyarrow.parquet as pq
 
     manifest = load_manifest(run)
@@ -80,17 +89,25 @@ def _from_parquet(run: RunFolder, name: str) -> pa.Table | None:
         return None
     path = run.path / "tables" / f"{name}.parquet"
     try:
-        return pq.read_table(path)
+        there = pq.read_schema(path).names
+        wanted = None if columns is None else [column for column in there if column in columns]
+        return pq.read_table(path, columns=wanted, filters=None if step is None else [("step", "=", step)])
     except (OSError, ValueError) as error:
         raise DataError(
             f"cannot read {path} ({error}); remove it, and `racelab sync {run.run_id}` builds it anew"
         ) from error
 
 
-def _from_spool(run: RunFolder, name: str) -> pa.Table | None:
+def _from_spool(run: RunFolder, name: str, step: int | None) -> pa.Table | None:
     import pyarrow as pa
 
-    rows = [row for record in read_spool(run) for table, row in table_rows(record) if table == name]
+    rows = [
+        row
+        for record in read_spool(run)
+        if step is None or record["step"] == step
+        for table, row in table_rows(record)
+        if table == name
+    ]
     if not rows:
         return None
     seen: dict[str, set[str]] = {}

@@ -317,11 +317,21 @@ def show(
     step: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="The rubrics and responses of step N.")
     ] = None,
+    rollout: Annotated[
+        str | None,
+        typer.Option(metavar="STEP[:GROUP[:IDX]]", help="RLDS: one rollout turn by turn, or a list of them."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write --rollout as a page instead.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Cut no text of --rollout on a terminal.")] = False,
     root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
     json_output: Json = False,
 ) -> int:
-    """Show a run, or the texts and scores of one of its steps."""
-    return _run("show", run=run, step=step, root=root, json_output=json_output)
+    """Show a run, the texts and scores of one of its steps, or a rollout."""
+    return _run(
+        "show", run=run, step=step, rollout=rollout, html=html, full=full, root=root, json_output=json_output
+    )
 
 
 @app.command()

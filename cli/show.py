@@ -1,4 +1,4 @@
-"""`racelab show`: one run, or the rubrics, responses and scores of one of its steps."""
+"""`racelab show`: one run, or the rubrics, responses and scores of one of its steps; rollouts: `rollout_view.py`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from racelab.analysis.transcript_text import ranges
 from racelab.cli.console import number, on_terminal, print_json, print_table, seconds
 from racelab.cli.runs import REWARD, local_time, method_name
 from racelab.cli.summary import print_summary
 from racelab.cli.train import command, one_run, reference, run_root
-from racelab.experiments.errors import DataError
+from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.sweeps.manifest import resolve, run_info
 
@@ -40,9 +41,29 @@ _METRICS = (
 """Metric -> how a person calls it; those that the run logged are shown."""
 
 
-def show(run: str, step: int | None, root: Path | None, json_output: bool) -> int:
-    """Prints a run, or one step of it."""
+def show(
+    run: str,
+    step: int | None,
+    rollout: str | None,
+    html: Path | None,
+    full: bool,
+    root: Path | None,
+    json_output: bool,
+) -> int:
+    """Prints a run, one step of it, or a rollout.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+    if rollout is None and (html is not None or full):
+        raise ConfigError(f"{'--html' if html else '--full'} is for a rollout; add --rollout STEP:GROUP:IDX")
+    if rollout is not None and step is not None:
+        raise ConfigError("--step and --rollout are two views of a step; leave one of them out")
     folder = resolve(run_root(str(root) if root else ""), run)
+    if rollout is not None:
+        from racelab.cli.rollout_view import show_rollout
+
+        return show_rollout(one_run(folder), rollout, html, full, json_output)
     if step is not None:
         groups = step_groups(one_run(folder), step)
         if json_output:
@@ -97,6 +118,7 @@ def describe(run: RunFolder) -> dict[str, Any]:
     overrides = run.path / "config" / "overrides.json"
     return {
         **run_info(run).to_json(),
+        "paper": str(run.info().get("paper") or "race"),
         "last_step": int(metrics.index.max()) if len(metrics.index) else 0,
         "seconds": _total(metrics, "perf/time/step_s"),
         "attempts": attempts,
@@ -118,9 +140,14 @@ def step_groups(run: RunFolder, step: int) -> list[dict[str, Any]]:
 
     samples = load_table(run, "samples")
     at = samples[samples["step"] == step]
+    if at.empty and run.info().get("paper") == "rlds":
+        raise DataError(
+            f"run {run.run_id} is an RLDS run: its texts are rollouts; `racelab show {run.run_id} --rollout {step}` "
+            "lists those of the step"
+        )
     if at.empty:
         kept = sorted({int(s) for s in samples["step"].dropna()})
-        there = f"texts were kept of steps {_ranges(kept)}" if kept else "it kept no texts at all"
+        there = f"texts were kept of steps {ranges(kept)}" if kept else "it kept no texts at all"
         raise DataError(f"run {run.run_id} has no texts of step {step}; {there} (run.samples_every)")
     routed = load_table(run, "groups")
     routing = _records(
@@ -176,17 +203,6 @@ def _course(metrics: pd.DataFrame, name: str) -> dict[str, float]:
     }
 
 
-def _ranges(steps: Sequence[int]) -> str:
-    """`1-4, 8, 12-13`."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and step == parts[-1][1] + 1:
-            parts[-1][1] = step
-        else:
-            parts.append([step, step])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
 def _print_run(found: Mapping[str, Any]) -> None:
     reason = f" ({found['reason']})" if found["reason"] else ""
     name = "/".join(word for word in (found["method"], found["variant"]) if word)
@@ -213,7 +229,8 @@ def _print_run(found: Mapping[str, Any]) -> None:
             if name in found["metrics"]
         ]
         print_table(["", "first", "last", "min", "max", "name"], rows, right=["first", "last", "min", "max"])
-    print(f"\nTexts of a step: racelab show {found['run_id']} --step N")
+    what, option = ("Rollouts", "--rollout STEP") if found["paper"] == "rlds" else ("Texts", "--step N")
+    print(f"\n{what} of a step: racelab show {found['run_id']} {option}")
 
 
 def _print_step(run: RunFolder, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
