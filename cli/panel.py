@@ -3,6 +3,10 @@
 The values come from `StepRecord.status`: phase ("policy" or "rubric"), policy_step, policy_budget, reward,
 routes (route -> number of groups), sigma_rt, tau_tie, tau_sat, tau_imp, f_ema, q_ema, q_target, pool,
 tokens_per_s, step_s, eta_s, event (text, "" for none). A value that is missing is shown as `-`.
+
+A method whose steps are all updates of the policy gives `columns` (label -> number) instead of phases, routes,
+thresholds and pool: those are shown, whatever they are. Its steps may be quick, so off a terminal there is a line for
+the first, the last, and one every few seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Protocol
@@ -36,6 +41,7 @@ _THRESHOLDS = (
     ("τ_imp", "tau_imp"),
 )
 _HISTORY = 400
+_LINE_EVERY_S = 5.0
 
 
 class Display(Protocol):
@@ -85,6 +91,18 @@ def _routes(status: Mapping[str, object]) -> dict[str, int]:
     return {label: sum(int(counts.get(name, 0)) for name in names) for label, _, names in _ROUTES}
 
 
+def _columns(status: Mapping[str, object]) -> Mapping[str, object] | None:
+    """`columns`, None for a method with phases."""
+    found = status.get("columns")
+    return found if isinstance(found, Mapping) else None
+
+
+def _short_time(value: object) -> str:
+    """Seconds; below ten with a decimal."""
+    short = isinstance(value, int | float) and 0 <= value < 10
+    return f"{value:.1f}s" if short else seconds(value)
+
+
 def _reward(status: Mapping[str, object]) -> float:
     value = status.get("reward")
     return float(value) if isinstance(value, int | float) else math.nan
@@ -97,6 +115,7 @@ class PlainLines:
         """Writes to `stream`; stderr by default."""
         self._stream = stream or sys.stderr
         self._budget = 0
+        self._next = 0.0
 
     def start(self, title: str, total_policy_updates: int) -> None:
         """Names the run and its budget."""
@@ -106,6 +125,10 @@ class PlainLines:
     def update(self, record: StepRecord) -> None:
         """One line."""
         s = record.status
+        columns = _columns(s)
+        if columns is not None:
+            self._update_line(s, columns)
+            return
         words = [f"step {record.step}", str(s.get("phase", "-"))]
         words.append(
             f"policy {number(s.get('policy_step'))}/{number(s.get('policy_budget') or self._budget)}"
@@ -119,6 +142,22 @@ class PlainLines:
         words.append(f"pool={number(s.get('pool'))}")
         words.append(f"tok/s={number(s.get('tokens_per_s'), 0)}")
         words.append(f"took={seconds(s.get('step_s'))} eta={seconds(s.get('eta_s'))}")
+        if s.get("event"):
+            words.append(f"[{s['event']}]")
+        self._say("  ".join(words))
+
+    def _update_line(self, s: Mapping[str, object], columns: Mapping[str, object]) -> None:
+        """The line of an update, unless one has just been written and there are more to come."""
+        budget = s.get("policy_budget") or self._budget
+        last = s.get("policy_step") == budget
+        if time.monotonic() < self._next and not last and not s.get("event"):
+            return
+        self._next = time.monotonic() + _LINE_EVERY_S
+        words = [f"update {number(s.get('policy_step'))}/{number(budget)}"]
+        words.append(f"reward={number(s.get('reward'))}")
+        words += [f"{label}={number(value)}" for label, value in columns.items()]
+        words.append(f"tok/s={number(s.get('tokens_per_s'), 0)}")
+        words.append(f"took={_short_time(s.get('step_s'))} eta={seconds(s.get('eta_s'))}")
         if s.get("event"):
             words.append(f"[{s['event']}]")
         self._say("  ".join(words))
@@ -205,7 +244,8 @@ class Panel:
         from rich.text import Text
 
         s = record.status
-        rows: list[tuple[str, RenderableType]] = [("phase", self._progress(record))]
+        name = "progress" if _columns(s) is not None else "phase"
+        rows: list[tuple[str, RenderableType]] = [(name, self._progress(record))]
         for label, rewards in (("reward", self._policy_rewards), ("rubric reward", self._rubric_rewards)):
             if rewards:
                 rows.append((label, Text(f"{number(rewards[-1])}  {sparkline(list(rewards))}")))
@@ -214,16 +254,21 @@ class Panel:
             for (label, colour, _), count in zip(_ROUTES, _routes(s).values(), strict=True):
                 routes.append(f"{label} {count}  ", style=colour if count else "dim")
             rows.append(("routes", routes))
+        words = f"{number(s.get('tokens_per_s'), 0)} tokens/s   step {_short_time(s.get('step_s'))}"
+        speed = ("speed", Text(f"{words}   ETA {seconds(s.get('eta_s'))}"))
+        columns = _columns(s)
+        if columns is not None:
+            shown = "   ".join(f"{label.replace('_', ' ')} {number(v)}" for label, v in columns.items())
+            return [*rows, ("rollouts", Text(shown)), speed]
         switch = f"f̂ {number(s.get('f_ema'))} / τ_sat {number(s.get('tau_sat'))}"
         quarantine = f"q̂ {number(s.get('q_ema'))} / q* {number(s.get('q_target'))}"
-        speed = f"{number(s.get('tokens_per_s'), 0)} tokens/s   step {seconds(s.get('step_s'))}"
-        rows += [
+        return [
+            *rows,
             ("thresholds", Text("  ".join(f"{name} {number(s.get(key), 4)}" for name, key in _THRESHOLDS))),
             ("controllers", Text(f"{switch}   {quarantine}")),
             ("pool", Text(f"{number(s.get('pool'))} entries")),
-            ("speed", Text(f"{speed}   ETA {seconds(s.get('eta_s'))}")),
+            speed,
         ]
-        return rows
 
     def _progress(self, record: StepRecord) -> RenderableType:
         from rich.progress_bar import ProgressBar
@@ -234,9 +279,11 @@ class Panel:
         phase, done = str(s.get("phase", "-")), s.get("policy_step")
         budget = s.get("policy_budget") or self._budget
         line = Table.grid(padding=(0, 1))
+        phases = _columns(s) is None
+        where = f"policy {number(done)}/{number(budget)}, step {record.step}"
         line.add_row(
-            Text(phase, style="bold cyan" if phase == "policy" else "bold magenta"),
-            Text(f"policy {number(done)}/{number(budget)}, step {record.step}"),
+            *[Text(phase, style="bold cyan" if phase == "policy" else "bold magenta")] * phases,
+            Text(where if phases else f"update {number(done)}/{number(budget)}"),
             ProgressBar(
                 total=max(1, budget if isinstance(budget, int) else 1),
                 completed=done if isinstance(done, int) else 0,

@@ -95,7 +95,9 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def method_name(info: RunInfo) -> str:
-    """`race/full`."""
+    """`race/full`; of an RLDS run its task and condition, `frozenlake/rlvr`."""
+    if info.task or info.condition:
+        return "/".join(word for word in (info.task, info.condition) if word)
     return "/".join(word for word in (info.method, info.variant) if word)
 
 

@@ -196,9 +196,8 @@ def _costs(summary: Mapping[str, Any]) -> None:
     print()
     print("Cost")
     parts = ", ".join(f"{name} {spent[key]:,.1f}" for key, name in _PARTS.items() if spent.get(key))
-    print(
-        f"  Seconds: {spent.get('step_s', 0.0):,.1f} in updates ({parts}); {spent.get('validate_s', 0.0):,.1f} in validation."
-    )
+    looked = spent.get("validate_s", 0.0)
+    print(f"  Seconds: {spent.get('step_s', 0.0):,.1f} in updates ({parts}); {looked:,.1f} in validation.")
     print(
         f"  CPU seconds of this process in updates: {summary['cpu_s']:,.1f}; servers and simulators not included."
     )

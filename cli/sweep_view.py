@@ -9,18 +9,22 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 from racelab.cli.console import number, seconds
+from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.sweeps.launch import CellState
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
+    from racelab.sweeps.progress import Progress
     from racelab.sweeps.run import View
 
 _LINE_EVERY_S = 30.0
 _DRAW_EVERY_S = 1.0
 _ORDER = ("running", "elsewhere", "failed", "interrupted", "waiting", "finished")
 """Which cells are shown first where the terminal is too low for all."""
+_COLUMNS = ("seed", "status", "step", "policy", "phase", "reward", "elapsed", "ETA")
+_RLDS_COLUMNS = ("seed", "status", "update", "reward", "solved", "retry success", "elapsed", "ETA")
 _STYLES = {
     "running": "cyan",
     "elsewhere": "yellow",
@@ -106,9 +110,8 @@ class PlainLines:
             if state.status == "running":
                 p = state.progress()
                 self.note(
-                    f"{cell_name(state)}: step {number(p.step)}  policy {number(p.policy_step)}/"
-                    f"{number(state.cell.config.budget)}  {p.phase or 'untrained view'}  "
-                    f"reward={number(p.reward)}  elapsed={seconds(state.elapsed())}  eta={seconds(p.eta_s)}"
+                    f"{cell_name(state)}: {_how_far(state, p)}  "
+                    f"elapsed={seconds(state.elapsed())}  eta={seconds(p.eta_s)}"
                 )
 
     def note(self, text: str) -> None:
@@ -120,6 +123,25 @@ class PlainLines:
 
     def stop(self) -> None:
         """Nothing to close."""
+
+
+def _how_far(state: CellState, p: Progress) -> str:
+    """The middle of a running cell's line."""
+    budget = number(state.cell.config.budget)
+    if _has_phases(state):
+        phase = p.phase or "untrained view"
+        return f"step {number(p.step)}  policy {number(p.policy_step)}/{budget}  {phase}  reward={number(p.reward)}"
+    if p.policy_step is None:
+        return "before the first update"
+    return (
+        f"update {number(p.policy_step)}/{budget}  reward={number(p.reward)}  solved={number(p.solved)}  "
+        f"retry_success={number(p.retry_success)}"
+    )
+
+
+def _has_phases(state: CellState) -> bool:
+    """RACE runs have phases; in RLDS runs every step is an update of the policy."""
+    return not isinstance(state.cell.config, RldsRunConfig)
 
 
 class LiveTable:
@@ -176,40 +198,29 @@ class LiveTable:
             box=ROUNDED, title=f"{self._name}   {counts(states)}", title_justify="left", header_style="bold"
         )
         table.add_column("cell", overflow="fold")
-        for name in ("seed", "status", "step", "policy", "phase", "reward", "elapsed", "ETA"):
+        phases = any(map(_has_phases, states))
+        for name in _COLUMNS if phases else _RLDS_COLUMNS:
             table.add_column(name, justify="left" if name in ("status", "phase") else "right", no_wrap=True)
         room = max(5, self._console.height - 8)
         kept = sorted(states, key=lambda state: _ORDER.index(state.status))[:room]
         for state in (s for s in states if any(s is k for k in kept)):
-            table.add_row(*(Text(text, style=_STYLES.get(state.status, "")) for text in _cells(state)))
+            table.add_row(
+                *(Text(text, style=_STYLES.get(state.status, "")) for text in _cells(state, phases))
+            )
         if len(states) > len(kept):
             table.caption = f"{len(states) - len(kept)} cells are not shown"
         return table
 
 
-def _cells(state: CellState) -> list[str]:
-    budget = number(state.cell.config.budget)
+def _cells(state: CellState, phases: bool) -> list[str]:
+    """A cell's row of the table; `phases`: with RACE's columns."""
+    head, elapsed = [state.cell.label, str(state.cell.seed), state.status], seconds(state.elapsed())
     if state.status != "running":
-        return [
-            state.cell.label,
-            str(state.cell.seed),
-            state.status,
-            "",
-            "",
-            "",
-            "",
-            seconds(state.elapsed()),
-            "",
-        ]
+        return [*head, *[""] * (len(_COLUMNS if phases else _RLDS_COLUMNS) - 4), elapsed, ""]
     p = state.progress()
-    return [
-        state.cell.label,
-        str(state.cell.seed),
-        state.status,
-        number(p.step),
-        f"{number(p.policy_step)}/{budget}",
-        p.phase or "untrained view",
-        number(p.reward),
-        seconds(state.elapsed()),
-        seconds(p.eta_s),
-    ]
+    done = f"{number(p.policy_step)}/{number(state.cell.config.budget)}"
+    if phases:
+        middle = [number(p.step), done, p.phase or "untrained view", number(p.reward)]
+    else:
+        middle = [done, number(p.reward), number(p.solved), number(p.retry_success)]
+    return [*head, *middle, elapsed, seconds(p.eta_s)]

@@ -129,6 +129,10 @@ class RldsSession(Attempt):
         metrics = validation_metrics(self.config.task.name, episodes)
         metrics["perf/time/validate_s"] = time.perf_counter() - started
         tracker.record(StepRecord(step, metrics, {"val_examples": rows}))
+        if episodes:
+            name = self.config.task.name
+            reward, solved = (metrics[f"val/{name}/{key}"] for key in ("reward_mean", "solved_frac"))
+            self.talk.note(f"validation after {step} updates: reward={reward:.3f}  solved={solved:.3f}")
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import read_lines, spool_files
 
 _PHASES = {0.0: "policy", 1.0: "rubric"}
+_SOLVED = re.compile(r"task/[^/]+/solved_frac")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class Progress:
         policy_step: policy updates done.
         phase: policy or rubric.
         reward: mean reward of the last policy step.
+        solved: share of its rollouts that solved their task (RLDS).
+        retry_success: share of its retries that beat the original (RLDS).
         eta_s: seconds to the end at the pace of this attempt.
     """
 
@@ -28,6 +32,8 @@ class Progress:
     policy_step: int | None = None
     phase: str | None = None
     reward: float | None = None
+    solved: float | None = None
+    retry_success: float | None = None
     eta_s: float | None = None
 
 
@@ -67,6 +73,8 @@ class SpoolTail:
             policy_step,
             _PHASES.get(values.get("train/clock/phase_kind", -1.0)),
             values.get("train/reward/mean", self._now.reward),
+            next((v for name, v in values.items() if _SOLVED.fullmatch(name)), self._now.solved),
+            values.get("rlds/reflect/success_frac", self._now.retry_success),
             self._eta(policy_step, ts),
         )
 

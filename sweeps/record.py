@@ -24,7 +24,7 @@ from racelab.sweeps.launch import CellState, Watch
 
 Row = dict[str, Any]
 
-METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+RACE_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("validation", "judged_reward", "after"),
     "reward_gain": ("validation", "judged_reward", "difference"),
     "success": ("validation", "rule_success", "after"),
@@ -35,8 +35,25 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     "rubric_updates": ("steps", "rubric"),
 }
 """Metric -> where it stands in `summary.json`. reward and success: held-out prompts, after training."""
+RLDS_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "reward": ("validation", "reward", "after"),
+    "reward_gain": ("validation", "reward", "difference"),
+    "success": ("validation", "solved", "after"),
+    "success_gain": ("validation", "solved", "difference"),
+    "best_reward": ("validation", "best", "reward"),
+    "last_five": ("validation", "last_five", "reward", "mean"),
+    "retries": ("retries", "made"),
+    "retry_success": ("retries", "success_frac"),
+    "graded_frac": ("parse", "graded_frac"),
+    "collapse_rate": ("collapse_rate",),
+    "mixed_rate": ("mixed_rate",),
+    "policy_updates": ("steps", "policy"),
+    "policy_tokens": ("costs", "tokens", "policy"),
+    "cpu_s": ("cpu_s",),
+}
+"""The same for an RLDS run; reward and success: validation after training, last_five: mean of the last evaluations."""
 PHASE_METRICS: Final = ("n_phases", "policy_phase_len", "rubric_phase_len")
-NAMES: Final = (*METRICS, *PHASE_METRICS, "wall_s")
+NAMES: Final = (*dict.fromkeys([*RACE_METRICS, *PHASE_METRICS, *RLDS_METRICS]), "wall_s")
 """Every number of a cell."""
 _TAIL_BLOCK: Final = 1 << 14
 _CUT: Final = frozenset({"budget", "interrupted"})
@@ -75,7 +92,8 @@ def numbers(summary: Mapping[str, Any]) -> dict[str, float]:
 
     The mean length of a kind of phase is over those that ended by themselves: the budget cuts the last one.
     """
-    found = {name: value for name, path in METRICS.items() if (value := _at(summary, path)) is not None}
+    paths = RLDS_METRICS if summary.get("family") == "rlds" else RACE_METRICS
+    found = {name: value for name, path in paths.items() if (value := _at(summary, path)) is not None}
     phases = summary.get("phases")
     if isinstance(phases, list) and phases:
         found["n_phases"] = float(len(phases))

@@ -273,11 +273,10 @@ def _open_sweep(plan: Plan) -> RunFolder:
             for c, r in zip(plan.cells, plan.run_ids, strict=True)
         ],
     }
-    methods = {cell.config.method.name for cell in plan.cells}
+    facts = [cell.config.facts() for cell in plan.cells]
     info = {
         "kind": "sweep",
-        "paper": "race",
-        "method": methods.pop() if len(methods) == 1 else "",
+        **{name: _common(facts, name) for name in ("paper", "method", "task", "condition")},
         "preset": first.preset,
         "command": plan.command,
         "cwd": str(Path.cwd()),
@@ -290,6 +289,12 @@ def _open_sweep(plan: Plan) -> RunFolder:
         )
     except RunExistsError:  # the same sweep, started in the same instant
         return RunFolder.open(path)
+
+
+def _common(facts: Sequence[Mapping[str, object]], name: str) -> str:
+    """What all cells have; empty where they differ."""
+    found = {str(of.get(name) or "") for of in facts}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _other_code(states: Sequence[CellState]) -> list[str]:

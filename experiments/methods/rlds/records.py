@@ -92,12 +92,21 @@ def record(
         "policy_step": step,
         "policy_budget": seen.run.budget,
         "reward": rewards.get("train/reward/mean", float("nan")),
-        "routes": {},
+        "columns": _columns(seen, metrics),
         "tokens_per_s": metrics["perf/rollout/tokens_per_s"],
         "step_s": spent.seconds["step_s"],
         "event": "",
     }
     return StepRecord(step, known(metrics), tables, status)
+
+
+def _columns(seen: Seen, metrics: Mapping[str, float]) -> dict[str, float | int]:
+    """What the terminal's line shows of an RLDS step beside the reward: label -> value."""
+    columns: dict[str, float | int] = {"solved": metrics[f"task/{seen.run.task.name}/solved_frac"]}
+    if seen.run.method.reflect.max_retries:
+        columns["retries"] = int(metrics["rlds/reflect/n_retries"])
+        columns["retry_success"] = metrics.get("rlds/reflect/success_frac", float("nan"))
+    return columns
 
 
 def _rewards(rows: Sequence[Row], *, retries: bool) -> np.ndarray:
