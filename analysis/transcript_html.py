@@ -16,14 +16,13 @@ from racelab.analysis.transcript_text import (
     NOTE,
     SUBTASK_COLUMNS,
     blocks,
-    drawn_note,
     facts,
     signed,
     subtask_cells,
     turn_words,
     visible,
 )
-from racelab.analysis.transcript_types import Transcript, TurnView
+from racelab.analysis.transcript_types import Rollout, Transcript, TurnView
 
 _FOLD = 1_500
 """Texts of more characters are folded; the system prompt always is."""
@@ -39,7 +38,7 @@ STYLE = """
 .rollout h2{font-size:1.3rem;margin:1.5rem 0 .5rem}
 .rollout h3{font-size:1rem;margin:1.2rem 0 .3rem}
 .rollout dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem;margin:0}
-.rollout dt,.rollout .faint{color:var(--faint)}
+.rollout dt,.rollout .faint{color:var(--faint);font-weight:400}
 .rollout dd{margin:0;overflow-wrap:anywhere}
 .rollout table{border-collapse:collapse;margin:1rem 0}
 .rollout th,.rollout td{border-bottom:1px solid var(--line);padding:.2rem .8rem .2rem 0;text-align:right;
@@ -53,6 +52,7 @@ STYLE = """
 .rollout .strip{display:flex;flex-wrap:wrap;gap:3px;margin:.8rem 0;padding:0;list-style:none}
 .rollout .strip a{display:block;min-width:2.6rem;padding:.1rem .3rem;text-align:center;color:inherit;
  text-decoration:none;border:1px solid var(--line);border-radius:3px;font-size:.85rem}
+nav.rollout a{color:inherit}
 .rollout summary{cursor:pointer;color:var(--faint)}
 """
 """Of a fragment. Every rule is held inside of `.rollout`, so that it touches nothing else of a report."""
@@ -75,6 +75,7 @@ def page(transcripts: Sequence[Transcript]) -> str:
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{_text(title)}, {_text(first.run_name)}</title>\n"
         f"<style>{_PAGE_STYLE}{STYLE}</style>\n</head>\n<body>\n"
+        + (_contents(transcripts) if len(transcripts) > 1 else "")
         + "\n".join(fragment(t) for t in transcripts)
         + "\n</body>\n</html>\n"
     )
@@ -82,7 +83,7 @@ def page(transcripts: Sequence[Transcript]) -> str:
 
 def fragment(t: Transcript) -> str:
     """A `<section class="rollout">`; a report puts `STYLE` into its head once."""
-    name = f"rollout-{t.rollout.place.replace(':', '-')}"
+    name = _anchor(t)
     facts_html = "".join(f"<dt>{_text(label)}</dt><dd>{_text(text)}</dd>" for label, text in facts(t))
     parts = [
         f'<section class="rollout" id="{name}">',
@@ -98,6 +99,24 @@ def fragment(t: Transcript) -> str:
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _anchor(t: Transcript) -> str:
+    return f"rollout-{t.rollout.place.replace(':', '-')}"
+
+
+def _contents(transcripts: Sequence[Transcript]) -> str:
+    """Which rollouts a page has."""
+    items = "".join(
+        f'<li><a href="#{_anchor(t)}">{_text(t.rollout.place)}</a> {_text(_summary(t.rollout))}</li>'
+        for t in transcripts
+    )
+    return f'<nav class="rollout"><ul>{items}</ul></nav>\n'
+
+
+def _summary(r: Rollout) -> str:
+    kind = f"retry of {r.parent} from turn {r.retry_from}" if r.is_retry else "original"
+    return f"{kind}, reward {signed(r.reward)}, end: {r.end_reason}"
 
 
 def _text(text: str) -> str:
@@ -155,11 +174,10 @@ def _turn(t: Transcript, turn: TurnView, name: str) -> str:
 def _observation(turn: TurnView) -> str:
     if not turn.observation:
         return ""
-    label = f"observation{drawn_note(turn.drawn) if turn.index == 0 else ''}"
     text = visible(turn.observation)
     if len(text) > _FOLD:
-        return _folded(label, text)
-    return f'<div class="faint">{_text(label)}</div><pre class="seen">{_text(text)}</pre>'
+        return _folded("observation", text)
+    return f'<div class="faint">observation</div><pre class="seen">{_text(text)}</pre>'
 
 
 def _folded(label: str, text: str, opened: bool = False) -> str:

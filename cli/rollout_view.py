@@ -34,7 +34,7 @@ from racelab.experiments.runfolder import RunFolder
 
 _LINES, _CHARS = 16, 1_200
 """Of a text on a terminal that is no reply; replies are never cut."""
-_LABEL = 9
+_LABEL = 11
 _PALE = (238, 238, 238)
 _DEEP = {True: (96, 200, 120), False: (240, 120, 112)}
 """Background of a reply, from hardly any advantage to the largest: above 0, below 0. The letters on it are black."""
@@ -140,7 +140,7 @@ def _turn(t: Transcript, turn: TurnView, full: bool) -> None:
     _heading("\n" + visible("  ".join(words)))
     _block("reply", visible(turn.text) or "(nothing)", _style(t, turn))
     if turn.observation:
-        _block("seen", _short(visible(turn.observation), full))
+        _block("observation", _short(visible(turn.observation), full))
 
 
 def _short(text: str, full: bool) -> str:
