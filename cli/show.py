@@ -34,6 +34,14 @@ _METRICS = (
     ("race/switch/tau_sat", "τ_sat"),
     ("race/switch/tau_imp", "τ_imp"),
     ("race/pool/size", "pool"),
+    ("rlds/reflect/n_retries", "retries"),
+    ("rlds/reflect/success_frac", "retries that beat their original"),
+    ("rlds/parse/graded_frac", "gradings that could be read"),
+    ("rlds/group/flat_frac", "groups with equal rewards"),
+    ("rlds/group/mixed_frac", "groups with solved and unsolved"),
+    ("rlds/stage1/sign_disagreement_rows", "rows whose subtasks disagree"),
+    ("rlds/stage2/grpo_correlation", "correlation with GRPO"),
+    ("rlds/stage3/token_adv_std", "std over the tokens of a row"),
     ("train/optim/kl", "KL"),
     ("perf/rollout/tokens_per_s", "tokens/s"),
     ("perf/time/step_s", "seconds a step"),
@@ -87,12 +95,14 @@ def show(
 def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
     """The cells of a sweep, as they stand now."""
     from racelab.cli.sweep import print_cells
+    from racelab.cli.sweep_rlds import comparison, print_comparison
     from racelab.sweeps.record import means
     from racelab.sweeps.run import rows_of
 
     info, rows = run_info(sweep), rows_of(sweep)
     if json_output:
-        print_json({**info.to_json(), "cells": rows, "means": means(rows)})
+        cells = {"cells": rows, "means": means(rows), "comparison": comparison(sweep, draw=False)}
+        print_json({**info.to_json(), **cells})
         return
     reason = f" ({info.reason})" if info.reason else ""
     print(f"{info.name}  {info.run_id}")
@@ -104,6 +114,9 @@ def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
         print(f"  reused    {', '.join(reused)}: children of another sweep in MLflow")
     print(f"  folder    {info.path}\n")
     print_cells(rows)
+    compared = comparison(sweep, draw=False)
+    if compared is not None:
+        print_comparison(compared, sweep)
 
 
 def describe(run: RunFolder) -> dict[str, Any]:
@@ -205,7 +218,8 @@ def _course(metrics: pd.DataFrame, name: str) -> dict[str, float]:
 
 def _print_run(found: Mapping[str, Any]) -> None:
     reason = f" ({found['reason']})" if found["reason"] else ""
-    name = "/".join(word for word in (found["method"], found["variant"]) if word)
+    what = (found["task"], found["condition"]) if found["task"] else (found["method"], found["variant"])
+    name = "/".join(word for word in what if word)
     print(f"{found['name']}  {found['run_id']}")
     print(f"  status    {found['status']}{reason}")
     print(f"  method    {name}, seed {found['seed']}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from racelab.cli.console import number, on_terminal, print_json, print_table, results, say, seconds
+from racelab.cli.sweep_rlds import comparison, print_comparison
 from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, run_root
 from racelab.configs.check import reachability
@@ -208,10 +209,13 @@ def _print_plan(plan: Plan, statuses: Sequence[str], json_output: bool) -> None:
 
 def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
     """The cells, what failed, and how to go on."""
+    compared = comparison(result.folder, draw=True)
     if json_output:
-        print_json(_as_json(result))
+        print_json({**_as_json(result), "comparison": compared})
         return
     print_cells(result.rows)
+    if compared is not None:
+        print_comparison(compared, result.folder)
     ended = ("failed", "interrupted") if result.status == "failed" else ("failed",)
     failed = [pair for pair in zip(result.states, result.rows, strict=True) if pair[0].status in ended]
     if failed:
@@ -258,7 +262,9 @@ def print_cells(rows: Sequence[Row]) -> None:
     heads = [head for head, _ in shown]
     table = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
     print_table(heads, table, right=[head for head in heads if head not in ("cell", "status")])
-    if any(row.get("reward") is not None for row in rows):
+    if any(row.get("last_five") is not None for row in rows):
+        say(_RLDS_LEGEND)
+    elif any(row.get("reward") is not None for row in rows):
         say(_LEGEND)
     for labels in _twins(rows):
         say(
@@ -273,9 +279,7 @@ def _twins(rows: Sequence[Row]) -> list[list[str]]:
     alike: dict[tuple[object, ...], list[str]] = {}
     for row in rows:
         if row["status"] == "finished" and row.get("reward") is not None:
-            values = tuple(
-                row.get(name) for name in ("seed", "reward", "success", "rubric_updates", "quarantine_rate")
-            )
+            values = tuple(row.get(name) for name in _TELLING)
             alike.setdefault(values, []).append(str(row["label"]))
     return [labels for labels in alike.values() if len(labels) > 1]
 
@@ -295,6 +299,13 @@ def _pair(row: Row, name: str) -> str:
     return value if gain is None else f"{value} {float(gain):+.3f}"
 
 
+def _updates(row: Row) -> str:
+    """Of the policy and of the rubric role; of the policy alone in an RLDS run."""
+    if row.get("rubric_updates") is None:
+        return number(row.get("policy_updates"), 0)
+    return _two(row, "policy_updates", "rubric_updates", "+", 0)
+
+
 def _two(row: Row, first: str, second: str, sign: str, digits: int) -> str:
     """A value of the policy's and one of the rubric role's, `8+15`; `-` where there is neither."""
     values = [number(row.get(name), digits) for name in (first, second)]
@@ -306,9 +317,15 @@ _COLUMNS: tuple[Column, ...] = (
     ("seed", lambda row: str(row["seed"])),
     ("status", lambda row: str(row["status"])),
     ("took", lambda row: seconds(row.get("wall_s"))),
-    ("updates", lambda row: _two(row, "policy_updates", "rubric_updates", "+", 0)),
+    ("updates", _updates),
     ("reward", lambda row: _pair(row, "reward")),
     ("success", lambda row: _pair(row, "success")),
+    ("last 5", lambda row: number(row.get("last_five"))),
+    ("best", lambda row: number(row.get("best_reward"))),
+    ("retries", lambda row: number(row.get("retries"), 0)),
+    ("better", lambda row: number(row.get("retry_success"))),
+    ("graded", lambda row: number(row.get("graded_frac"))),
+    ("mixed", lambda row: number(row.get("mixed_rate"))),
     ("phases", lambda row: number(row.get("n_phases"), 0)),
     ("quarantined", lambda row: number(row.get("quarantine_rate"))),
     ("collapsed", lambda row: number(row.get("collapse_rate"))),
@@ -319,4 +336,20 @@ _LEGEND = (
     "updates: policy + rubric; reward (judged) and success (by rule) on held-out prompts after training, and the rise; "
     "phase length: policy/rubric; intervals: `racelab show CELL`"
 )
+_RLDS_LEGEND = (
+    "reward and success: validation after training, and the rise; last 5: mean reward of the last evaluations; better: "
+    "share of the retries that beat their original; graded: share of the gradings that could be read; mixed: groups "
+    "with solved and unsolved rollouts; collapsed: groups with equal rewards; intervals: `racelab show CELL`"
+)
+_TELLING = (
+    "seed",
+    "reward",
+    "success",
+    "rubric_updates",
+    "quarantine_rate",
+    "last_five",
+    "retry_success",
+    "policy_tokens",
+)
+"""Numbers that are hardly equal in two cells by chance."""
 _ALWAYS = ("cell", "seed", "status", "took")

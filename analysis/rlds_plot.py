@@ -1,0 +1,83 @@
+"""The conditions of a sweep as a picture: validation reward against updates, sampled tokens and CPU seconds.
+
+A row of panels per task. Thick: mean over seeds, as far as all of them go; thin: the seeds. Colours are from the set
+of Okabe and Ito (2008), told apart by every kind of colour vision; markers say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from racelab.analysis.rlds_curves import AXES, Curve, named
+from racelab.experiments.errors import RunFolderError
+from racelab.experiments.fsio import explain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_FAINT = "#666666"
+_DPI = 150
+_POINTS = 60
+
+
+def plot(curves: Sequence[Curve], compared: Mapping[str, Any], title: str, file: Path) -> None:
+    """Draws the curves into a PNG.
+
+    Args:
+        curves: of finished runs.
+        compared: `rlds_curves.compare` of them.
+        title: one line.
+        file: in a folder that is there.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    tasks = list(compared)
+    figure = Figure(figsize=(11.0, 1.0 + 3.3 * len(tasks)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(tasks), len(AXES), squeeze=False, sharey="row")
+    for axes, task in zip(grid, tasks, strict=True):
+        by_name = named([c for c in curves if c.task == task])
+        for axis, (key, label) in zip(axes, AXES.items(), strict=True):
+            _draw(axis, by_name, key)
+            _walker(axis, compared[task]["blind_walker"])
+            axis.set_xlabel(label, fontsize=9)
+            axis.tick_params(labelsize=8)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(axis="y", color="#E5E5E5", lw=0.6)
+            axis.set_axisbelow(True)
+        axes[0].set_ylabel(f"{task}: validation reward", fontsize=9)
+        axes[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    try:
+        figure.savefig(file, dpi=_DPI, format="png", metadata={"Software": "racelab"})
+    except OSError as error:
+        raise RunFolderError(f"cannot write {file}: {explain(error)}") from error
+
+
+def _draw(axis: Axes, by_name: Mapping[str, Mapping[int, Curve]], key: str) -> None:
+    """The conditions of one task against one kind of cost."""
+    for number, (name, of) in enumerate(by_name.items()):
+        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        if len(of) > 1:
+            for curve in of.values():
+                axis.plot(curve.at[key], curve.reward, color=colour, lw=0.7, alpha=0.35)
+        x_P = np.linspace(0.0, min(float(c.at[key][-1]) for c in of.values()), _POINTS)
+        y_P = np.mean([np.interp(x_P, c.at[key], c.reward) for c in of.values()], axis=0)
+        axis.plot(x_P, y_P, color=colour, lw=2.0, marker=marker, markevery=(_POINTS // 6, _POINTS // 5), ms=4.5,
+                  label=name)  # fmt: skip
+
+
+def _walker(axis: Axes, level: float | None) -> None:
+    """The line of the walker that does not see holes."""
+    if level is not None:
+        axis.axhline(level, color=_FAINT, lw=1.2, ls=(0, (4, 2)), label="walker blind to holes")
