@@ -29,7 +29,7 @@ from racelab.analysis.transcript_types import Place, Rollout, Transcript, TurnVi
 from racelab.cli.console import console, on_terminal, print_json, print_table
 from racelab.cli.train import command, reference
 from racelab.experiments.errors import ConfigError, RunFolderError
-from racelab.experiments.fsio import explain, write_text_atomic
+from racelab.experiments.fsio import explain
 from racelab.experiments.runfolder import RunFolder
 
 _LINES, _CHARS = 16, 1_200
@@ -80,9 +80,9 @@ def _write_page(run: RunFolder, place: Place, file: Path) -> None:
     text = page(load_transcripts(run, place.step, place.group, place.idx))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(file, text)
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RunFolderError(f"cannot write {file}: {explain(error)}") from error
+        raise RunFolderError(f"cannot write {file}: {explain(error)}; name another with --html") from error
     say(f"wrote {file}")
 
 

@@ -243,8 +243,8 @@ def _print_run(found: Mapping[str, Any]) -> None:
             if name in found["metrics"]
         ]
         print_table(["", "first", "last", "min", "max", "name"], rows, right=["first", "last", "min", "max"])
-    what, option = ("Rollouts", "--rollout STEP") if found["paper"] == "rlds" else ("Texts", "--step N")
-    print(f"\n{what} of a step: racelab show {found['run_id']} {option}")
+    texts, option = ("Rollouts", "--rollout STEP") if found["paper"] == "rlds" else ("Texts", "--step N")
+    print(f"\n{texts} of a step: racelab show {found['run_id']} {option}")
 
 
 def _print_step(run: RunFolder, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
