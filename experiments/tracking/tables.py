@@ -93,6 +93,10 @@ TABLES: Final[Mapping[str, Columns]] = {
         "turns": "json", "token_turn": "ints", "token_adv": "floats", "grading": "str", "reflection": "str",
         "addition": "str",
     },
+    "reflections": {
+        **_AT, "group": "int", "idx": "int", "status": "str", "retry_from_step": "int", "n_tokens": "int",
+        "text": "str",
+    },
     "retry_pairs": {
         **_AT, "group": "int", "parent": "int", "retry": "int", "delta_R": "float", "delta_grades": "floats",
         "retry_from_step": "int", "weight": "float", "used": "bool",

@@ -141,7 +141,8 @@ def config(*words: str) -> RldsRunConfig:
             "method.reflector=policy",
             "task.prompts_per_step=2",
             "method.group_size=3",
-            "run.updates=4", "run.transcripts_every=1",
+            "run.updates=4",
+            "run.transcripts_every=1",
             *words,
         ]
     ).config
@@ -245,6 +246,8 @@ def test_an_unreadable_reflection_and_a_lost_prefix_give_no_retry_and_are_counte
     _, record, _ = one_step(reflect=Reflect(None))
     assert not record.tables["retry_pairs"]
     assert record.metrics["rlds/parse/reflect_bad_json"] == 3
+    kept = [(r["status"], r["retry_from_step"], r["text"]) for r in record.tables["reflections"]]
+    assert kept == [("bad_json", None, "text")] * 3
     assert record.metrics["rlds/reflect/parse_fail_frac"] == 1.0
     play = Play(SCRIPT)
     play.drop = True

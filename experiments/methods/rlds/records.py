@@ -85,7 +85,9 @@ def record(
         "rollouts": _rollout_rows(seen, step),
         "retry_pairs": _pair_rows(seen, step),
     }
-    if step % seen.run.run.transcripts_every == 0:
+    texts = step % seen.run.run.transcripts_every == 0
+    tables["reflections"] = _reflection_rows(seen, step, texts)
+    if texts:
         tables["transcripts"] = _transcript_rows(seen, step)
     status = {
         "phase": "policy",
@@ -340,6 +342,23 @@ def _delta_grades(row: Row, parent: Row | None) -> list[float] | None:
     if pair[0] is None or pair[1] is None:
         return None
     return [float(a - b) for a, b in zip(pair[0], pair[1], strict=True)]
+
+
+def _reflection_rows(seen: Seen, step: int, texts: bool) -> list[TableRow]:
+    """Every reflection, those that gave no retry too; its text where transcripts are kept."""
+    rollout = seen.rollout
+    return [
+        {
+            "step": step,
+            "group": row.group,
+            "idx": row.idx,
+            "status": said.status,
+            "retry_from_step": said.retry_from,
+            "n_tokens": len(said.tokens),
+            "text": said.text if texts else None,
+        }
+        for row, said in zip(rollout.candidates, rollout.reflections, strict=True)
+    ]
 
 
 def _transcript_rows(seen: Seen, step: int) -> list[TableRow]:

@@ -47,11 +47,13 @@ class Rollout:
 
     Attributes:
         rows: all rollouts, group by group, originals first.
-        reflections: of every candidate, whether it led to a retry or not.
+        candidates: the failures that were reflected on.
+        reflections: one for each of them, whether it led to a retry or not.
         replay_failures: retries whose prefix could not be restored.
     """
 
     rows: tuple[Row, ...]
+    candidates: tuple[Row, ...] = ()
     reflections: tuple[Reflection, ...] = ()
     replay_failures: int = 0
     by_place: dict[tuple[int, int], Row] = field(default_factory=dict)
@@ -106,7 +108,8 @@ def play(
         rows.append(Row(row.group, taken[row.group], episode, grading, row.idx, reflection))
         taken[row.group] += 1
     rows.sort(key=lambda row: (row.group, row.idx))
-    return Rollout(tuple(rows), tuple(reflections), failures, {(r.group, r.idx): r for r in rows})
+    reflected = tuple(chosen) if reflections else ()
+    return Rollout(tuple(rows), reflected, tuple(reflections), failures, {(r.group, r.idx): r for r in rows})
 
 
 def candidates(config: RldsMethodConfig, originals: Sequence[Row]) -> list[Row]:
