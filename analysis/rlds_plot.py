@@ -40,6 +40,7 @@ def plot(curves: Sequence[Curve], compared: Mapping[str, Any], title: str, file:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     tasks = list(compared)
     figure = Figure(figsize=(11.0, 1.0 + 3.3 * len(tasks)), layout="constrained", facecolor="white")
@@ -52,6 +53,8 @@ def plot(curves: Sequence[Curve], compared: Mapping[str, Any], title: str, file:
             _walker(axis, compared[task]["blind_walker"])
             axis.set_xlabel(label, fontsize=9)
             axis.tick_params(labelsize=8)
+            axis.xaxis.set_major_locator(MaxNLocator(5))
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 600k
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", color="#E5E5E5", lw=0.6)
             axis.set_axisbelow(True)

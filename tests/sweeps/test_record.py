@@ -261,7 +261,7 @@ def test_a_reused_cell_is_named_since_it_stays_a_child_of_the_sweep_that_ran_it(
     tags = run_tags(second)
     assert tags["racelab.reused_cells"] == mine
     assert f"- cells of another sweep, whose children they are: `{mine}`" in tags["mlflow.note.content"]
-    show(str(second.path), None, None, False)
+    show(str(second.path), step=None, rollout=None, html=None, full=False, root=None, json_output=False)
     assert f"  reused    {mine}: children of another sweep in MLflow\n" in capsys.readouterr().out
     shutil.rmtree(first.path)  # the same id comes again, but not the same sweep
     again = start(plan(tmp_path, cells[:1])).folder

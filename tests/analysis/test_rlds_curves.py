@@ -1,0 +1,203 @@
+"""Comparisons of RLDS conditions: the crossed bootstrap, curves at equal cost, the walker, the sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from racelab.analysis import rlds_curves as rc
+from racelab.configs.compose import compose
+from racelab.configs.schema_rlds import RldsRunConfig
+from racelab.experiments.errors import DataError, RunFolderError
+
+IDS = ("a", "b", "c", "d")
+
+
+@pytest.fixture(scope="module")
+def config() -> RldsRunConfig:
+    words = ["task=frozenlake", "task.train_examples=40", "task.validation_examples=30"]
+    found = compose(words).config
+    assert isinstance(found, RldsRunConfig)
+    return found
+
+
+def curve(config: RldsRunConfig, condition: str, seed: int, results: tuple[float, ...], **more: Any) -> rc.Curve:
+    """Evaluations after 0, 10 and 20 updates with rewards 0, 0.4 and the mean of `results`."""
+    updates = np.array([0.0, 10.0, 20.0])
+    plain = rc.Curve(
+        task="frozenlake",
+        condition=condition,
+        label=condition,
+        seed=seed,
+        replicates=200,
+        at={"updates": updates, "tokens": 100.0 * updates, "cpu_s": 0.5 * updates},
+        reward=np.array([0.0, 0.4, float(np.mean(results))]),
+        result=dict(zip(IDS, results, strict=True)),
+        n_last=2,
+        config=config,
+    )
+    return replace(plain, **more)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(0, 0.1), (5, 0.3), (10, 0.5), (20, 0.6), (30, 0.7), (30.1, None), (-1, None)]
+)
+def test_curves_are_linear_between_evaluations_and_end_where_they_end(at: float, value: float | None) -> None:
+    found = rc.interpolate(np.array([0.0, 10.0, 30.0]), np.array([0.1, 0.5, 0.7]), at)
+    assert found == (None if value is None else pytest.approx(value))
+    assert rc.interpolate(np.zeros(0), np.zeros(0), 0.0) is None
+
+
+def test_the_crossed_bootstrap_of_two_seeds_and_two_examples_by_hand() -> None:
+    """Values [[0, 0], [0, 1]]: a replicate is (share of seed 2) * (share of example 2).
+
+    Both shares are 0, 1/2, 1 with chances 1/4, 1/2, 1/4. So P(0) = 7/16, P(1/4) = 1/4, P(1/2) = 1/4, P(1) = 1/16.
+    The 2.5 % quantile is 0, the 97.5 % one is 1 (as 1/16 > 0.025), the mean 1/4.
+    """
+    values = np.array([[0.0, 0.0], [0.0, 1.0]])
+    found = rc.bootstrap(values, np.random.default_rng(0), 4000)
+    assert found == {"value": 0.25, "low": 0.0, "high": 1.0}
+
+
+def test_one_seed_is_the_bootstrap_over_examples_alone() -> None:
+    """One seed, examples 0 and 1: the mean of a replicate is 0, 1/2, 1 with chances 1/4, 1/2, 1/4."""
+    found = rc.bootstrap(np.array([[0.0, 1.0]]), np.random.default_rng(0), 2000)
+    assert found == {"value": 0.5, "low": 0.0, "high": 1.0}
+
+
+def test_equal_examples_leave_the_seeds_alone_and_their_draws_are_those_of_a_mean() -> None:
+    """Three seeds with 0, 0.3, 0.9: the extreme replicates, 3 times the same seed, have a chance of 1/27 > 0.025."""
+    values = np.repeat(np.array([[0.0], [0.3], [0.9]]), 5, axis=1)
+    found = rc.bootstrap(values, np.random.default_rng(3), 4000)
+    assert found["value"] == pytest.approx(0.4)
+    assert (found["low"], found["high"]) == (pytest.approx(0.0), pytest.approx(0.9))
+
+
+def test_a_constant_has_no_width_and_nothing_cannot_be_compared() -> None:
+    found = rc.bootstrap(np.full((3, 4), 0.5), np.random.default_rng(0), 50)
+    assert set(found.values()) == {0.5}
+    for shape in ((0, 4), (2, 0)):
+        with pytest.raises(DataError, match="nothing to compare"):
+            rc.bootstrap(np.zeros(shape), np.random.default_rng(0), 50)
+
+
+def test_conditions_are_paired_over_the_seeds_and_examples_they_share(config: RldsRunConfig) -> None:
+    """Seed 1 only: differences of the examples are 1, 0, 0, 0 for the retries and 0.5 each for SDAE."""
+    curves = [
+        curve(config, "rlvr", 0, (9.0, 9.0, 9.0, 9.0)),
+        curve(config, "rlvr", 1, (0.0, 0.0, 1.0, 1.0)),
+        curve(config, "base-reflection", 1, (1.0, 0.0, 1.0, 1.0)),
+        curve(config, "rlds", 1, (1.5, 0.5, 1.5, 1.5)),
+    ]
+    found = rc.compare(curves)["frozenlake"]
+    assert set(found["differences"]) == {"base-reflection - rlvr", "rlds - rlvr", "rlds - base-reflection"}
+    retries, sdae = found["differences"]["base-reflection - rlvr"], found["differences"]["rlds - base-reflection"]
+    assert retries["seeds"] == [1]
+    assert retries["value"] == 0.25
+    assert not retries["resolved"]
+    assert sdae == {
+        "value": 0.5, "low": 0.5, "high": 0.5, "resolved": True, "seeds": [1], "examples": 4,
+    }  # fmt: skip
+    assert found["verdicts"] == [
+        "SDAE adds over the same retries with GRPO +0.500 [+0.500, +0.500].",
+        f"The retries add over scalar GRPO without them +0.250 [+0.000, {retries['high']:+.3f}] (not resolved).",
+    ]
+    assert found["conditions"]["rlvr"]["seeds"] == [0, 1]
+    assert found["conditions"]["rlds"]["best"] == found["conditions"]["rlds"]["last"] == 1.25
+    assert rc.compare(curves) == rc.compare(curves)
+
+
+def test_random_grades_are_named_and_nothing_is_said_of_what_was_not_run(config: RldsRunConfig) -> None:
+    both = [curve(config, c, 0, (0.0, 1.0, 0.0, 1.0)) for c in ("rlds", "rlds-random-grades")]
+    found = rc.compare(both)["frozenlake"]
+    assert found["verdicts"] == [
+        "SDAE adds over itself with random grades and pivots +0.000 [+0.000, +0.000] (not resolved)."
+    ]
+    assert rc.compare(both[:1])["frozenlake"]["verdicts"] == []
+    apart = [curve(config, "rlvr", 0, (0.0,) * 4), curve(config, "rlds", 1, (0.0,) * 4)]
+    assert rc.compare(apart)["frozenlake"]["differences"] == {}
+
+
+def test_equal_cost_ends_where_a_seed_ends(config: RldsRunConfig) -> None:
+    """rlds goes twice as far in tokens: the grid is 4000/6, ...; rlvr ends at 2000, the third of six."""
+    long = {"updates": np.array([0.0, 10.0, 20.0]), "tokens": np.array([0.0, 2000.0, 4000.0])}
+    curves = [
+        curve(config, "rlvr", 0, (0.8,) * 4),
+        curve(config, "rlds", 0, (0.8,) * 4, at={**long, "cpu_s": long["updates"]}),
+    ]
+    found = rc.compare(curves)["frozenlake"]["curves"]
+    assert found["tokens"]["at"] == pytest.approx([4000 * k / 6 for k in range(1, 7)])
+    assert found["tokens"]["reward"]["rlvr"] == [
+        pytest.approx(0.8 * 2 / 3 / 2), pytest.approx(0.4 + 0.4 / 3), pytest.approx(0.8), None, None, None,
+    ]  # fmt: skip
+    assert found["updates"]["reward"]["rlvr"] == found["updates"]["reward"]["rlds"]
+
+
+def test_labels_tell_apart_what_conditions_do_not(config: RldsRunConfig) -> None:
+    curves = [curve(config, "rlds", 0, (0.0,) * 4, label=f"rlds-{lr}") for lr in ("slow", "quick")]
+    assert set(rc.named(curves)) == {"rlds-slow", "rlds-quick"}
+    assert set(rc.named(curves[:1])) == {"rlds"}
+
+
+def cells(*rows: str) -> Any:
+    return np.array([["FHG".index(c) for c in row] for row in rows], dtype=np.int8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "start", "turns", "chance"),
+    [
+        (("FF", "FG"), 0, 10, 1.0),
+        (("FH", "FG"), 0, 10, 0.5),
+        (("FH", "HG"), 0, 10, 0.0),
+        (("FF", "FG"), 0, 1, 0.0),
+        # one right, two down: of the ways RDD, DRD, DDR (1/2, 1/4, 1/4) the hole in the middle of the left column
+        # stops both that begin with D
+        (("FF", "HF", "FG"), 0, 10, 0.5),
+        (("FFF", "FHF", "FFG"), 0, 10, 0.5),
+        (("GFF", "FFF", "FFF"), 8, 10, 1.0),
+    ],
+)
+def test_the_blind_walker_by_hand(rows: tuple[str, ...], start: int, turns: int, chance: float) -> None:
+    side = max(len(rows), len(rows[0]))
+    board = np.full((side, side), 3, dtype=np.int8)
+    board[: len(rows), : len(rows[0])] = cells(*rows)
+    assert rc.walk_blindly(board, start // len(rows[0]) * side + start % len(rows[0]), turns) == chance
+
+
+def test_the_blind_walkers_chance_is_what_walks_come_to() -> None:
+    rng, board = np.random.default_rng(0), cells("FFFF", "FHFF", "FFHF", "FFFG")
+    won = 0
+    for _ in range(4000):
+        row, column = 0, 0
+        while (row, column) != (3, 3) and board[row, column] != 1:
+            down = row < 3 and (column == 3 or rng.random() < 0.5)
+            row, column = row + down, column + (not down)
+        won += board[row, column] != 1
+    assert rc.walk_blindly(board, 0, 10) == pytest.approx(won / 4000, abs=0.03)
+
+
+def test_the_line_is_that_of_the_validation_boards_and_of_frozenlake_only(config: RldsRunConfig) -> None:
+    found = rc.blind_walker(config)
+    assert found is not None
+    assert 0.3 < found < 0.9
+    other = compose(["task=hotpotqa"]).config
+    assert isinstance(other, RldsRunConfig)
+    assert rc.blind_walker(other) is None
+
+
+def test_the_picture_is_a_png_of_all_tasks(config: RldsRunConfig, tmp_path: Path) -> None:
+    from racelab.analysis.rlds_plot import plot
+
+    curves = [
+        curve(config, c, s, (0.5,) * 4, task=t)
+        for t, c, s in product(("frozenlake", "hotpotqa"), ("rlvr", "rlds"), (0, 1))
+    ]
+    plot(curves, rc.compare(curves), "a title", tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RunFolderError, match="cannot write"):
+        plot(curves, rc.compare(curves), "a title", tmp_path / "missing" / "p.png")
