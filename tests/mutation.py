@@ -40,10 +40,21 @@ TARGETS = {
     METHODS + "baselines/rlcer_reward.py": TESTS + "test_rlcer.py",
     METHODS + "baselines/rubric_arm_reward.py": TESTS + "test_rubric_arm.py",
     METHODS + "baselines/rrd_weights.py": TESTS + "test_rrd.py",
+    METHODS + "rlds/turns.py": TESTS + "test_rlds_turns.py",
+    METHODS + "rlds/rows.py": TESTS + "test_rlds_sdae.py",
+    METHODS + "rlds/sdae.py": TESTS + "test_rlds_sdae.py",
+    METHODS + "rlds/diagnostics.py": TESTS + "test_rlds_diagnostics.py",
+    METHODS + "rlds/auxiliary.py": TESTS + "test_rlds_auxiliary.py",
+    METHODS + "rlds/phi.py": TESTS + "test_rlds_phi.py",
 }
 _ANY_ROUNDING = "one decimal more or less still lies between the grid of the scores and their binary error"
 _SAME_LENGTH = "the lengths were made equal a few lines above, `strict` can never act"
 _IN_RANGE = "the share lies in [0, 1] but for rounding"
+_BLOCK_SIZE = "only how many rows are looked up at a time"
+_NO_TOKENS = "a row without tokens: its kernel is 0 whatever the divisor or the shift"
+_NONE = "any turn below 0 is no pivot and masks nothing"
+_BOUNDARY = "floats do not meet the threshold exactly"
+_ONE_COLUMN = "the array has one column, the first is the last"
 
 EQUIVALENT: dict[tuple[str, str], str] = {
     (METHODS + "grpo.py", "SCORE_DIGITS = 12 => 12 +1"): _ANY_ROUNDING,
@@ -91,6 +102,91 @@ EQUIVALENT: dict[tuple[str, str], str] = {
             ),
             "now = PairOrder(int(rng.integers(2**62)), 0) => 62 +1": "any seed will do",
             "now = PairOrder(int(rng.integers(2**62)), 0) => 62 -1": "any seed will do",
+        }.items()
+    },
+    **{
+        (METHODS + "rlds/turns.py", label): why
+        for label, why in {
+            "_BLOCK = 1 << 17 => 1 +1": _BLOCK_SIZE,
+            "_BLOCK = 1 << 17 => 1 -1": _BLOCK_SIZE,
+            "_BLOCK = 1 << 17 => 17 +1": _BLOCK_SIZE,
+            "_BLOCK = 1 << 17 => 17 -1": _BLOCK_SIZE,
+            "rows = max(1, _BLOCK // max(t, 1)) => 1 +1": _BLOCK_SIZE,
+            "start_N = xp.arange(min(rows, n), dtype=xp.int64, device=turn_of_token_NT.device) * (1 + width) + 1 => "
+            "min to max": "more row starts than a block uses",
+            "clamped_NK = xp.where(pivots_NK < 0, like(-1, pivots_NK), xp.minimum(pivots_NK, last_N1)) => 0 -1": _NONE,
+            "some_NK1 = xp.where(nearest_NK1 > -np.inf, nearest_NK1, like(0.0, counts_NU)) => 0.0 +1": _NO_TOKENS,
+            "some_NK1 = xp.where(nearest_NK1 > -np.inf, nearest_NK1, like(0.0, counts_NU)) => 0.0 -1": _NO_TOKENS,
+            "scaled_NKU = shape_NKU * (tokens_N11 / xp.where(total_NK1 > 0, total_NK1, like(1.0, counts_NU))) "
+            "=> 0 +1": ("the nearest turn counts at least 1, and 1 is what replaces it"),
+            "scaled_NKU = shape_NKU * (tokens_N11 / xp.where(total_NK1 > 0, total_NK1, like(1.0, counts_NU))) "
+            "=> 1.0 +1": (_NO_TOKENS),
+            "first[parent] = min(f for f, p in zip(first, parent_N, strict=True) if int(p) == parent) => "
+            "True to False": (_SAME_LENGTH),
+            "kept = [kept_turns(c, f) for c, f in zip(counts, train_from, strict=True)] => True to False": (
+                "the next zip refuses the same"
+            ),
+            "per_row = [(c * k).sum(1) for c, k in zip(counts, kept, strict=True)] => True to False": _SAME_LENGTH,
+            "for k, n_N in zip(kept, per_row, strict=True) => True to False": _SAME_LENGTH,
+            "k / (namespace(n_N).where(n_N > 0, n_N, like(1.0, n_N))[:, None] * rows) => 0 +1": (
+                "1 token is replaced by 1"
+            ),
+            "k / (namespace(n_N).where(n_N > 0, n_N, like(1.0, n_N))[:, None] * rows) => 1.0 +1": (
+                "a row without trained tokens has weight 0 whatever the divisor"
+            ),
+        }.items()
+    },
+    **{
+        (METHODS + "rlds/rows.py", label): why
+        for label, why in {
+            "if abs(float(out.phi_K.sum()) - 1.0) > 1e-6 or bool((out.phi_K < 0).any()): => Gt to GtE": _BOUNDARY,
+            "grades_NK=full(rows.grades_NK, 1, (n, k), xp.int64), => 1 +1": "grades of ungraded rows are not looked at",
+            "grades_NK=full(rows.grades_NK, 1, (n, k), xp.int64), => 1 -1": "grades of ungraded rows are not looked at",
+            "train_from_N=full(rows.train_from_N, 0, (n,), xp.int64), => 0 -1": _NONE,
+            "pivots_NK=full(rows.pivots_NK, -1, (n, k), xp.int64), => 1 +1": _NONE,
+        }.items()
+    },
+    **{
+        (METHODS + "rlds/sdae.py", label): why
+        for label, why in {
+            "return (highest_M - lowest_M <= FLAT)[index_N] => LtE to Lt": _BOUNDARY,
+            "amplified_N = rows.is_retry_N & (adv_N > 0) => Gt to GtE": "0 times any factor is 0",
+            "even_N = ~graded_N | (rewards_N < 0) | (total_N == 0) => Lt to LtE": "any share of a reward of 0 is 0",
+            "some_N = group_mean(like(graded_N, rewards_N)[:, None], rows.group_N)[:, 0] > 0 => 0 -1": _ONE_COLUMN,
+            "[stage2(a_NK, p.phi_K)[on_N] for p, (a_NK, on_N, _) in zip(parts, stage, strict=True)] => True to False": (
+                _SAME_LENGTH
+            ),
+            "return tuple(_apply(rows, *done, sigma, settings) for rows, done in zip(parts, stage, strict=True)) => "
+            "True to False": _SAME_LENGTH,
+        }.items()
+    },
+    **{
+        (METHODS + "rlds/diagnostics.py", label): why
+        for label, why in {
+            "if not len(x_N) or np.std(x_N) <= TINY or np.std(y_N) <= TINY: => LtE to Lt": _BOUNDARY,
+            "return bool(np.ptp(phi_K) > TINY) => Gt to GtE": _BOUNDARY,
+            "return np.asarray((adv_NK > TINY).any(1) & (adv_NK < -TINY).any(1)) => Gt to GtE": _BOUNDARY,
+            "return np.asarray((adv_NK > TINY).any(1) & (adv_NK < -TINY).any(1)) => Lt to LtE": _BOUNDARY,
+            "as_far = np.abs(drawn_B - centre) >= abs(value - centre) - TIE => GtE to Gt": _BOUNDARY,
+            "return float(np.clip(x_N @ y_N / np.sqrt((x_N @ x_N) * (y_N @ y_N)), -1.0, 1.0)) => 1.0 +1": (
+                "only rounding leaves [-1, 1]"
+            ),
+            "for rows, adv in zip(parts, done, strict=True): => True to False": _SAME_LENGTH,
+            "_stages([permuted(p, at, rng) for p, at in zip(whole, positions, strict=True)], settings) => "
+            "True to False": (_SAME_LENGTH),
+            "parents = np.full(len(rows.rewards_N), -1) if parent_N is None else parent_N => 1 +1": (
+                "any row below 0 is no parent"
+            ),
+            "return np.asarray(np.maximum(last_turn(rows.counts_NU)[:, None] + 1.0, 1.0)) => 1.0 -1": (
+                "a row without tokens: a pivot that comes to it is turn 0, and then none"
+            ),
+            "centred_N = rows.rewards_N - group_mean(rows.rewards_N[:, None], rows.group_N)[:, 0] => 0 -1": _ONE_COLUMN,
+            "return np.asarray(np.sqrt((weight_NU * (adv_NU - mean_N1) ** 2).sum(1) / total_N1[:, 0])) => 0 -1": (
+                _ONE_COLUMN
+            ),
+            "groups.append(group_mean(mixed_N[:, None].astype(float), rows.group_N)[first, 0] > 0) => 0 -1": (
+                _ONE_COLUMN
+            ),
         }.items()
     },
 }

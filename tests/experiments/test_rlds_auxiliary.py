@@ -1,6 +1,7 @@
 """Pairs of L_aux and their weights. Expected numbers worked by hand."""
 
 import math
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -32,9 +33,13 @@ def test_rounding_is_no_success():
 
 
 def test_a_pair_without_tokens_takes_no_place():
-    pairs = select_pairs(np.array([0.9, 0.5, 0.5]), 1, np.array([0, 1, 5]))
+    pairs = select_pairs(np.array([0.9, 0.5, 0.5, 0.0]), 1, np.array([0, 1, 5, 9]))
     assert pairs.index_M.tolist() == [1]
     assert pairs.weight_M.tolist() == [1.0]
+    assert select_pairs(np.array([0.9, 0.0]), 2, np.array([1, 1])).index_M.tolist() == [0]
+    with pytest.raises(FrozenInstanceError):
+        pairs.index_M = pairs.index_M
+    assert not hasattr(pairs, "__dict__")
 
 
 @pytest.mark.parametrize("delta_R", [[], [-1.0, 0.0]])

@@ -121,6 +121,13 @@ def test_pivot_spread_golden():
     )
 
 
+def test_the_within_group_std_is_taken_around_the_mean_of_the_group():
+    """With the baseline of the originals A = (-1/2, 1/2, 1/2): around their mean 1/6 the std is sqrt(2/9)."""
+    rows = rows_of([0, 1, 1], [[3]] * 3, is_retry_N=[False, False, True])
+    out = diag.stage_metrics([rows], Settings(opmd_baseline=True))
+    assert out["stage1/subtask_std"] == pytest.approx(math.sqrt(2 / 9))
+
+
 def test_what_has_no_value_is_left_out():
     """Equal rewards and grades: no correlation; ungraded: no stage at all, but the flat groups."""
     flat = rows_of([1, 1], [[3, 3], [3, 3]])
@@ -246,6 +253,7 @@ def test_subtask_metrics_golden():
     assert diag.retry_deltas(rows, np.array([-1, -1, 0, 1])).tolist() == [[4.0, 2.0]]
     assert diag.retry_deltas(rows, None).shape == (0, 2)
     swapped = replace(rows, graded_N=np.array([True, True, False, True]), grades_NK=rows.grades_NK + 1)
+    assert diag.retry_deltas(swapped, None).shape == (0, 2)
     assert diag.retry_deltas(swapped, np.array([-1, -1, 0, 1])).tolist() == [[3.0, 2.0]]
 
 

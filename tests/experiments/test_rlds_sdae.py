@@ -317,6 +317,7 @@ def test_grpo_golden(array):
     """Group 0: (0, 0, 1, 1): mean 1/2, population std 1/2, eps 1/2: -+1/2. Group 1: equal rewards: 0."""
     out_N = sdae.grpo(array([0.0, 0.3, 0.0, 1.0, 0.3, 1.0]), array([0, 1, 0, 0, 1, 0]), 0.5)
     assert out_N.tolist() == [-0.5, 0.0, -0.5, 0.5, 0.0, 0.5]
+    assert sdae.grpo(array([0.3, 0.3]), array([0, 0]), 0.0).tolist() == [0, 0]
 
 
 def test_grpo_is_that_of_the_package():
@@ -452,6 +453,8 @@ def test_positive_amplification_is_for_successful_retries_only():
         assert out.adv_NU.tolist() == [[1, 1], [-1, -1], [2, 2], [-1, -1]]
         assert out.grpo_N.tolist() == [1, -1, 1, -1]
         assert out.sigma == 0.5
+    (out,) = turn_advantages([rows], Settings(eps=0.5, positive_amplification=2.0))
+    assert out.adv_N.tolist() == [0.5, -0.5, 1, -0.5]
 
 
 def test_opmd_baseline_in_a_batch():
@@ -497,6 +500,7 @@ def test_what_would_give_wrong_numbers_is_refused(array, change, message):
 def test_grades_of_ungraded_rows_are_not_looked_at(array):
     rows = replace(worked_rows(array), grades_NK=array([[1, 5], [0, 99]]), graded_N=array([True, False]))
     assert complete(rows).pivots_NK.tolist() == [[0, -1], [-1, -1]]
+    assert complete(replace(rows, phi_K=array([1.0, 0.0]))).phi_K.tolist() == [1, 0]
     assert complete(replace(rows, grades_NK=None)).graded_N.tolist() == [False, False]
     assert complete(replace(rows, phi_K=array([0.75, 0.2500009]))).phi_K.tolist() == [0.75, 0.2500009]
 
@@ -506,6 +510,8 @@ def test_tokens_must_be_those_of_the_counts():
         token_advantages([worked_rows()], [np.array([[0, 1], [0, 2]])], Settings())
     with pytest.raises(ValueError, match="2 rows"):
         token_advantages([worked_rows()], [np.array([[0, 1]])], Settings())
+    with pytest.raises(ValueError, match="longer"):
+        token_advantages([worked_rows()], [np.array([[0, 1], [0, 1]])] * 2, Settings())
     (out,) = token_advantages([worked_rows()], [np.array([[0, 1], [1, -1]])], Settings())
     assert out.adv_NT.tolist() == expand(out.adv_NU, np.array([[0, 1], [1, -1]])).tolist()
 

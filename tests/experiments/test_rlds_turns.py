@@ -75,6 +75,7 @@ def test_last_turn_and_clamping(array):
     pivots_NK, moved = turns.clamp_pivots(array([[4, 1], [2, 3], [0, -1]]), counts_NU)
     assert pivots_NK.tolist() == [[1, 1], [2, 2], [-1, -1]]
     assert moved == 2
+    assert turns.clamp_pivots(array([[0, 5]]), array([[1.0, 0.0]]))[1] == 1
     assert turns.clamp_pivots(array([[-1, -7], [0, -1], [-1, -1]]), counts_NU)[0].tolist() == [
         [-1, -1],
         [0, -1],
@@ -169,6 +170,10 @@ def test_whose_prefix_is_masked(array):
     assert turns.train_from(start, parent, "both").tolist() == [0, 1, 0, 2, 1, 0]
     assert turns.train_from(array([3, 4]), array([-1, 0]), "retries").tolist() == [0, 4]
     assert turns.train_from(array([3, 4]), array([-1, 0]), "both").tolist() == [4, 4]
+    assert turns.train_from(array([3, 0, 2]), array([-1, -1, 1]), "both").tolist() == [0, 2, 2]
+    assert turns.train_from(array([0, 0, 2]), array([-1, -1, 0]), "both").tolist() == [2, 0, 2]
+    with pytest.raises(ValueError, match="shorter"):
+        turns.train_from(array([3, 4]), array([-1]), "both")
 
 
 @KINDS
@@ -200,6 +205,10 @@ def test_loss_weights_span_all_tasks_of_the_batch(kind):
 def test_nothing_to_train_on(kind):
     (w_NU,) = turns.loss_weights([np.array([[2.0, 1.0]])], [np.array([5])], kind)
     assert w_NU.tolist() == [[0, 0]]
+    (w_NU,) = turns.loss_weights([np.array([[2.0, 1.0]])], [np.array([1])], kind)
+    assert w_NU.tolist() == [[0, 1]]
+    with pytest.raises(ValueError, match="shorter"):
+        turns.loss_weights([np.array([[2.0, 1.0]])], [], kind)
 
 
 @FEW

@@ -24,7 +24,7 @@ absorb the rest, so that equal grades keep equal shares. With K = 1, or R_i = 0,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -199,7 +199,7 @@ def _baseline(rows: Rows, settings: Settings) -> Array:
 
 
 def _decompose(rows: Rows, settings: Settings) -> tuple[Array, Array, Fallbacks]:
-    """Stage 1 of complete rows: (A_ik, decomposed rows, counts), the pivots' one still 0."""
+    """Stage 1 of complete rows: (A_ik, decomposed rows, counts)."""
     xp, rewards_N, graded_N = namespace(rows.rewards_N), rows.rewards_N, rows.graded_N
     some_N = group_mean(like(graded_N, rewards_N)[:, None], rows.group_N)[:, 0] > 0
     flat_N = flat_rows(rewards_N, rows.group_N)
@@ -212,7 +212,7 @@ def _decompose(rows: Rows, settings: Settings) -> tuple[Array, Array, Fallbacks]
         groups_flat=len(xp.unique(rows.group_N[flat_N])),
         rows_ungraded=int((some_N & ~graded_N).sum()),
         rows_negative=int((graded_N & (rewards_N < 0)).sum()),
-        pivots_clamped=0,
+        pivots_clamped=clamp_pivots(rows.pivots_NK, rows.counts_NU)[1],
     )
     return xp.where(on_N[:, None], adv_NK, like(0.0, rewards_N)), on_N, counted
 
@@ -223,12 +223,12 @@ def _apply(
     """Stages 2 and 3 of complete rows, the scalar path, R3L's amplification and its mask."""
     xp, eps = namespace(adv_NK), settings.eps
     grpo_N = grpo(rows.rewards_N, rows.group_N, settings.advantage_eps, _baseline(rows, settings))
-    pivots_NK, clamped = clamp_pivots(rows.pivots_NK, rows.counts_NU)
     adv_N, adv_NU = grpo_N, grpo_N[:, None]
     if settings.advantage == "sdae":
         adv_N = xp.where(on_N, stage2(adv_NK, rows.phi_K) / (sigma + eps), grpo_N)
         adv_NU = adv_N[:, None]
         if settings.kernel == "gaussian":
+            pivots_NK, _ = clamp_pivots(rows.pivots_NK, rows.counts_NU)
             m_NKU = kernel(pivots_NK, rows.counts_NU, settings.kernel_sigma)
             adv_NU = xp.where(on_N[:, None], stage3(adv_NK, rows.phi_K, m_NKU, sigma, eps), adv_NU)
     amplified_N = rows.is_retry_N & (adv_N > 0)
@@ -241,7 +241,7 @@ def _apply(
         grpo_N=grpo_N,
         decomposed_N=on_N,
         sigma=sigma,
-        fallbacks=replace(counted, pivots_clamped=clamped),
+        fallbacks=counted,
     )
 
 

@@ -143,8 +143,8 @@ def kernel(pivots_NK: Array, counts_NU: Array, sigma: float) -> Array:
 
 
 def retry_mask(turn_of_token_NT: Array, retry_from_N: Array) -> Array:
-    """R3L's mask [N, T]: True at sampled tokens of turns >= retry_from (§3.3). It is applied after the scaling."""
-    return (turn_of_token_NT >= 0) & (turn_of_token_NT >= retry_from_N[:, None])
+    """R3L's mask [N, T]: True at sampled tokens of turns >= retry_from >= 0 (§3.3). It is applied after the scaling."""
+    return turn_of_token_NT >= retry_from_N[:, None]
 
 
 def train_from(retry_from_N: Array, parent_N: Array, mask_prefix: MaskPrefix) -> Array:
