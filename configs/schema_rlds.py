@@ -259,11 +259,12 @@ class RldsMethodConfig(Section):
     grading: Literal["off", "two_pass", "single_pass"] = Field(
         description="two_pass: grades, then a reflection that reads them; single_pass: a reflection without grades."
     )
-    grader: Literal["policy", "scripted", "random"] = Field(
-        description="policy: the trained model itself; scripted: a program that knows the solution (frozenlake); "
-        "random: uniform grades and pivots, the reflector stays that of `reflector`."
+    grader: Literal["policy", "form", "scripted", "random"] = Field(
+        description="policy: the trained model itself; form: the trained model fills in a form (one too small to write "
+        "JSON); scripted: a program that knows the solution (frozenlake); random: uniform grades and pivots, the "
+        "reflector stays that of `reflector`."
     )
-    reflector: Literal["policy", "scripted"]
+    reflector: Literal["policy", "form", "scripted"] = Field(description="As for `grader`.")
     loss_aggregation: Literal["token_mean", "sequence_mean"]
     mask_prefix: Literal["retries", "both"] = Field(
         description="Whose shared prefix is masked: the retry's, or the failed original's too (R3L's code)."
@@ -300,7 +301,7 @@ class RldsMethodConfig(Section):
                 "reflect.max_retries is above 0, but grading=off writes no reflections; set grading=two_pass or "
                 "single_pass"
             )
-        if self.prompt_rewrite and self.reflector == "scripted":
+        if self.prompt_rewrite and self.reflector != "policy":
             raise ValueError("prompt_rewrite needs a model that writes prompts; set reflector=policy")
         return self
 
@@ -364,7 +365,8 @@ class RldsRunConfig(Section):
             raise ValueError(
                 f"task.prompts_per_step={t.prompts_per_step} is above task.train_examples={t.train_examples}"
             )
-        if self.model.engine == "grid" and (t.name != "frozenlake" or "policy" in (m.grader, m.reflector)):
+        reads = not {"policy", "form"}.isdisjoint((m.grader, m.reflector))
+        if self.model.engine == "grid" and (t.name != "frozenlake" or reads):
             raise ValueError(
                 "model=grid plays FrozenLake only, and cannot write: set task=frozenlake, method.grader=scripted and "
                 "method.reflector=scripted, or choose model=smollm2-135m"
@@ -372,7 +374,7 @@ class RldsRunConfig(Section):
         if "scripted" in (m.grader, m.reflector) and t.name != "frozenlake":
             raise ValueError(
                 f"the scripted grader and reflector know FrozenLake only, not task={t.name}; set method.grader=policy "
-                "and method.reflector=policy"
+                "and method.reflector=policy, or both to form"
             )
         if self.learner.minibatches > t.prompts_per_step:
             raise ValueError("learner.minibatches is above the number of groups of a step")

@@ -151,6 +151,10 @@ def _grader(config: RldsRunConfig, task: Task, backend: Backend) -> Grader | Non
         from racelab.experiments.tasks.frozenlake.scripted import ScriptedGrader
 
         return ScriptedGrader()
+    if m.grader == "form":
+        from racelab.experiments.models.forms import FormGrader
+
+        return FormGrader(backend.policy, task.subtasks, temperature=r.temperature)
     from racelab.experiments.models.grading import PolicyGrader, RandomGrader
 
     if m.grader == "random":
@@ -168,6 +172,17 @@ def _reflector(config: RldsRunConfig, task: Task, backend: Backend) -> Reflector
         from racelab.experiments.tasks.frozenlake.scripted import ScriptedReflector
 
         return ScriptedReflector() if config.model.engine == "grid" else ScriptedReflector(say=_sentence)
+    if m.reflector == "form":
+        from racelab.experiments.models.forms import FormReflector
+
+        return FormReflector(
+            backend.policy,
+            task.subtasks,
+            max_tokens=r.max_tokens,
+            temperature=r.temperature,
+            top_p=r.top_p,
+            single_pass=m.grading == "single_pass",
+        )
     from racelab.experiments.models.reflection import PolicyReflector
 
     return PolicyReflector(

@@ -146,6 +146,8 @@ def test_the_recipe_of_app_b() -> None:
         (["task=frozenlake", "task.jvms=2"], ["task.jvms=2", "task=scienceworld"]),
         (["task=hotpotqa", "model=grid"], ["model=grid", "model=smollm2-135m"]),
         (["task=hotpotqa", "method.grader=scripted"], ["scripted", "method.grader=policy"]),
+        (["task=frozenlake", "method.grader=form"], ["model=grid", "model=smollm2-135m"]),
+        (["task=hotpotqa", "method.prompt_rewrite=true"], ["prompt_rewrite", "reflector=policy"]),
         (["condition=rlvr", "method.advantage=sdae"], ["advantage=sdae", "grading=two_pass"]),
         (["condition=rlvr", "method.reflect.max_retries=2"], ["max_retries", "grading"]),
         (["task=frozenlake", "backend.nodes=2"], ["backend.nodes=2", "backend=verl"]),
@@ -172,6 +174,16 @@ def test_a_stored_config_is_read_back_as_what_it_was(tmp_path: Path) -> None:
     assert read_composed(file, to_look=True).config == composed.config
     with pytest.raises(ConfigError, match="phi_prior"):
         read_composed(file)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_too_small_to_write_json_fills_in_forms_where_it_plays(task: str) -> None:
+    m = rlds(f"task={task}", "preset=embedded").method
+    assert (m.grader, m.reflector) == (("scripted",) * 2 if task == "frozenlake" else ("form",) * 2)
+    arm = rlds(f"task={task}", "preset=embedded", "condition=rlds-random-grades").method
+    assert (arm.grader, arm.reflector) == ("random", m.reflector)
+    paper = rlds(f"task={task}", "preset=paper").method
+    assert (paper.grader, paper.reflector) == ("policy", "policy")
 
 
 def test_what_cannot_be_reached_is_said() -> None:
