@@ -128,3 +128,48 @@ def test_number(value: object, text: str) -> None:
 )
 def test_sparkline(values: list[float], text: str) -> None:
     assert sparkline(values, width=4 if len(values) != 4 or values[1] != 1 else 2) == text
+
+
+RLDS: dict[str, object] = {
+    "phase": "policy", "policy_step": 3, "policy_budget": 500, "reward": 0.25,
+    "columns": {"solved": 0.25, "retries": 12, "retry_success": float("nan")},
+    "tokens_per_s": 2100.0, "step_s": 0.21, "eta_s": 100.0, "event": "",
+}  # fmt: skip
+
+
+def test_a_method_without_phases_shows_its_own_columns() -> None:
+    stream = io.StringIO()
+    PlainLines(stream).update(StepRecord(3, {}, {}, RLDS))
+    assert stream.getvalue().rstrip("\n").split("  ") == [
+        "update 3/500", "reward=0.250", "solved=0.250", "retries=12", "retry_success=-", "tok/s=2,100",
+        "took=0.2s eta=1m40s",
+    ]  # fmt: skip
+    panel = Panel(Console(file=io.StringIO()))
+    panel.start("frozenlake rlds", 500)
+    panel.update(StepRecord(3, {}, {}, RLDS))
+    text = drawn(panel)
+    panel.stop()
+    for part in ("update 3/500", "solved 0.250   retries 12   retry success -", "2,100 tokens/s   step 0.2s"):
+        assert part in text, part
+    for part in ("routes", "thresholds", "f̂", "pool", "phase"):
+        assert part not in text, part
+
+
+def test_quick_updates_are_a_line_every_few_seconds_and_the_first_and_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """500 updates of 0.02 s are 10 s: a line at 0.02, at 5.02 and at 10; notes and events are never kept back."""
+    now = [100.0]
+    monkeypatch.setattr("racelab.cli.panel.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    lines = PlainLines(stream)
+    for step in range(1, 501):
+        now[0] += 0.02
+        event = "a word" if step == 7 else ""
+        lines.update(StepRecord(step, {}, {}, {**RLDS, "policy_step": step, "event": event}))
+        if step == 100:
+            lines.note("validation after 100 updates")
+    said = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert said[:3] == ["update 1/500", "update 7/500", "validation after 100 updates"]
+    assert said[-1] == "update 500/500"
+    assert len(said) in (5, 6)
