@@ -43,6 +43,10 @@ MATHS = (
     "experiments/methods/baselines/rlcer_reward.py",
     "experiments/methods/baselines/rubric_arm_reward.py",
     "experiments/methods/baselines/rrd_weights.py",
+    *(
+        f"experiments/methods/rlds/{name}.py"
+        for name in ("sdae", "turns", "rows", "diagnostics", "auxiliary", "phi")
+    ),
 )
 MATHS_MAY_IMPORT = re.compile(r"numpy(\.|$)|racelab\.experiments\.(types|errors|methods)(\.|$)")
 
