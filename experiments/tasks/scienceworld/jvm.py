@@ -25,6 +25,7 @@ import os
 import queue
 import re
 import subprocess
+import tempfile
 import threading
 import time
 from collections import deque
@@ -90,7 +91,11 @@ class Simulator:
         self.fault = ""
         """Why it cannot be used any more; "" while it can."""
         self._errors: deque[str] = deque(maxlen=20)
-        self._process = _launch(installation, heap_mb)
+        # the simulator writes a list of its object types into the folder that it runs in
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="racelab-scienceworld-", ignore_cleanup_errors=True
+        )
+        self._process = _launch(installation, heap_mb, self._scratch.name)
         try:
             port, token = self._address()
             self._gateway = _connect(port, token, timeout_s)
@@ -157,6 +162,7 @@ class Simulator:
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
+        self._scratch.cleanup()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -226,7 +232,7 @@ class Simulator:
         return int(found[0]), found[1]
 
 
-def _launch(installation: Installation, heap_mb: int) -> subprocess.Popen[str]:
+def _launch(installation: Installation, heap_mb: int, folder: str) -> subprocess.Popen[str]:
     command = [
         installation.java,
         f"-Xmx{heap_mb}m",
@@ -246,7 +252,14 @@ def _launch(installation: Installation, heap_mb: int) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     try:
         return subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+            command,
+            cwd=folder,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
     except OSError as error:
         raise SimulatorFaultError(

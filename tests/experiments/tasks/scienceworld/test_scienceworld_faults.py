@@ -281,3 +281,11 @@ def test_closing_wakes_who_waits():
     pool.close()
     waiting.join(5)
     assert len(errors) == 1
+
+
+def test_a_simulator_leaves_nothing_in_the_folder_that_it_was_started_from(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    simulator = start()
+    simulator.load("boil", 0, "easy")
+    simulator.close()
+    assert list(tmp_path.iterdir()) == []
