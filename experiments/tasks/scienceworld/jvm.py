@@ -210,11 +210,14 @@ class Simulator:
     def _address(self) -> tuple[int, str]:
         """Port and token, which the process prints on two lines; what else it prints before is passed over."""
         lines: queue.Queue[str | None] = queue.Queue()
+        readers = []
         for stream, keep in ((self._process.stdout, lines), (self._process.stderr, None)):
             assert stream is not None
-            threading.Thread(
+            reader = threading.Thread(
                 target=_drain, args=(stream, keep, self._errors), name="racelab-scienceworld", daemon=True
-            ).start()
+            )
+            reader.start()
+            readers.append(reader)
         until, found = time.monotonic() + _START_S, list[str]()
         while len(found) < 2:
             try:
@@ -223,6 +226,8 @@ class Simulator:
                 raise SimulatorFaultError("start", f"no word from Java in {_START_S:.0f} s") from None
             if line is None:
                 self._process.wait(_START_S)
+                for reader in readers:  # what it complained of may still be on its way
+                    reader.join(1.0)
                 said = "; ".join(self._errors) or f"exit status {self._process.returncode}"
                 raise SimulatorFaultError("start", f"Java ended at once: {said[:400]}")
             if found or line.isdecimal():
