@@ -37,7 +37,7 @@ SDAE, RETRIES, RANDOM = (
     ("rlds", "rlds-random-grades"),
 )
 """Differences that answer a question: what SDAE adds, what the retries add, what the grades' content adds."""
-REFERENCES: Final = ("rlvr", "base-reflection")
+REFERENCES: Final[tuple[str, ...]] = ("rlvr", "base-reflection")
 _GRID: Final = 6
 _TOKENS: Final = ("cost/tokens/policy", "cost/tokens/grade", "cost/tokens/reflect")
 
@@ -85,7 +85,8 @@ def read_curve(run: RunFolder, label: str) -> Curve | None:
         return None
     config = read_composed(run.path / "config" / "composed.yaml", to_look=True).config
     assert isinstance(config, RldsRunConfig)
-    evals = evaluations(load_table(run, "val_examples").to_dict("records"))
+    rows: list[dict[str, Any]] = load_table(run, "val_examples").to_dict("records")  # type: ignore[assignment]
+    evals = evaluations(rows)
     if not evals:
         return None
     metrics = load_metrics(run)

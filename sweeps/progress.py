@@ -23,18 +23,18 @@ class Progress:
         policy_step: policy updates done.
         phase: policy or rubric.
         reward: mean reward of the last policy step.
-        solved: share of its rollouts that solved their task (RLDS).
-        retry_success: share of its retries that beat the original (RLDS).
         eta_s: seconds to the end at the pace of this attempt.
+        solved: share of that step's rollouts that solved their task (RLDS).
+        retry_success: share of its retries that beat the original (RLDS).
     """
 
     step: int | None = None
     policy_step: int | None = None
     phase: str | None = None
     reward: float | None = None
+    eta_s: float | None = None
     solved: float | None = None
     retry_success: float | None = None
-    eta_s: float | None = None
 
 
 class SpoolTail:
@@ -73,9 +73,9 @@ class SpoolTail:
             policy_step,
             _PHASES.get(values.get("train/clock/phase_kind", -1.0)),
             values.get("train/reward/mean", self._now.reward),
+            self._eta(policy_step, ts),
             next((v for name, v in values.items() if _SOLVED.fullmatch(name)), self._now.solved),
             values.get("rlds/reflect/success_frac", self._now.retry_success),
-            self._eta(policy_step, ts),
         )
 
     def _eta(self, policy_step: int, ts: int) -> float | None:
