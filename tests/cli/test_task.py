@@ -200,3 +200,39 @@ def test_serve_retriever_refuses_an_unknown_engine(call: Call) -> None:
     assert found.code == 2
     assert "bm26" in found.err
     assert "retriever" in call("serve").out
+
+
+def test_running_cells_show_updates_and_no_phases(home: Path) -> None:
+    import io
+    import time
+
+    from rich.console import Console
+
+    from racelab.cli.sweep_view import LiveTable, PlainLines
+    from racelab.experiments.tracking.spool import SpoolWriter
+    from racelab.sweeps.cells import Spec, make_cells, open_cell
+    from racelab.sweeps.launch import CellState
+
+    spec = Spec("rlds", None, ("task=frozenlake", "condition=rlds", "run.updates=10", "tracking=none"))
+    cell = make_cells([spec])[0]
+    folder = open_cell(home / "runs", cell, cell.cell_id, "sweep-x")
+    state = CellState(cell, folder, "running", started=time.monotonic())
+    stream = io.StringIO()
+    view = PlainLines(stream)
+    view.tick([state])
+    values = {"train/clock/policy_step": 4.0, "train/clock/phase_kind": 0.0, "train/reward/mean": 0.25,
+              "task/frozenlake/solved_frac": 0.25, "rlds/reflect/success_frac": 0.5}  # fmt: skip
+    SpoolWriter(folder.spool_dir / "1.jsonl").append([{"kind": "metrics", "step": 4, "values": values}])
+    view._next = 0.0
+    view.tick([state])
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("rlds-s0: before the first update  elapsed=")
+    assert second.startswith(
+        "rlds-s0: update 4/10  reward=0.250  solved=0.250  retry_success=0.500  elapsed="
+    )
+    console = Console(file=(out := io.StringIO()), width=120)
+    console.print(LiveTable(console).render([state, CellState(cell, folder, "waiting")]))
+    shown = out.getvalue()
+    assert "retry success" in shown
+    assert "4/10" in shown
+    assert "phase" not in shown
