@@ -26,7 +26,9 @@ def config() -> RldsRunConfig:
     return found
 
 
-def curve(config: RldsRunConfig, condition: str, seed: int, results: tuple[float, ...], **more: Any) -> rc.Curve:
+def curve(
+    config: RldsRunConfig, condition: str, seed: int, results: tuple[float, ...], **more: Any
+) -> rc.Curve:
     """Evaluations after 0, 10 and 20 updates with rewards 0, 0.4 and the mean of `results`."""
     updates = np.array([0.0, 10.0, 20.0])
     plain = rc.Curve(
@@ -96,7 +98,10 @@ def test_conditions_are_paired_over_the_seeds_and_examples_they_share(config: Rl
     ]
     found = rc.compare(curves)["frozenlake"]
     assert set(found["differences"]) == {"base-reflection - rlvr", "rlds - rlvr", "rlds - base-reflection"}
-    retries, sdae = found["differences"]["base-reflection - rlvr"], found["differences"]["rlds - base-reflection"]
+    retries, sdae = (
+        found["differences"]["base-reflection - rlvr"],
+        found["differences"]["rlds - base-reflection"],
+    )
     assert retries["seeds"] == [1]
     assert retries["value"] == 0.25
     assert not retries["resolved"]

@@ -105,8 +105,18 @@ def test_stage_metrics_stand_beside_their_nulls_and_a_forced_correlation_is_flag
 def test_counters_of_the_task_are_summed_and_those_of_rollouts_averaged() -> None:
     """An end that did not occur in a step has no metric there: 0.5 over two steps is 0.25."""
     steps = [
-        {"task/t/turns": 2.0, "task/t/end_goal_frac": 0.5, "task/t/jvm_fault_dead": 1.0, "task/t/jvm_fault": 0.25},
-        {"task/t/turns": 4.0, "task/t/jvm_fault_dead": 2.0, "task/t/jvm_fault": 0.0, "task/t/retriever_calls": 3.0},
+        {
+            "task/t/turns": 2.0,
+            "task/t/end_goal_frac": 0.5,
+            "task/t/jvm_fault_dead": 1.0,
+            "task/t/jvm_fault": 0.25,
+        },
+        {
+            "task/t/turns": 4.0,
+            "task/t/jvm_fault_dead": 2.0,
+            "task/t/jvm_fault": 0.0,
+            "task/t/retriever_calls": 3.0,
+        },
     ]
     assert rs.counters(steps, "t") == {
         "faults": {"jvm_fault a rollout": 0.125, "jvm_fault_dead": 3.0},
