@@ -172,8 +172,11 @@ class Environment(Protocol):
         """The first observation."""
 
     def step(self, reply: str) -> Observation:
-        """The answer to one reply. Never raises for what an agent says or an outside service does: faults are counted
-        in the result and end the episode where they must."""
+        """The answer to one reply.
+
+        Never raises for what an agent says or an outside service does: faults are counted in the result and end the
+        episode where they must.
+        """
 
     def replay(self, turns: Sequence[Turn]) -> Observation | None:
         """Brings a fresh environment to the state after `turns`, without calling any outside service again.

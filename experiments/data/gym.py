@@ -159,5 +159,7 @@ def _import() -> Any:
     try:
         import reasoning_gym
     except ImportError:
-        raise MissingDependencyError("reasoning-gym prompts need: pip install 'racelab[reasoning-gym]'") from None
+        raise MissingDependencyError(
+            "reasoning-gym prompts need: pip install 'racelab[reasoning-gym]'"
+        ) from None
     return reasoning_gym

@@ -138,7 +138,9 @@ def test_a_race_run_has_no_rollouts(call: Call, make_run: Call) -> None:
 
 def test_a_sweep_names_its_cells(call: Call, run: RunFolder, home: Path) -> None:
     cells = f"cells:\n- {{cell: a, run_id: {run.run_id}, label: a, seed: 0}}\n"
-    sweep = RunFolder.create(home / "runs", "sweep", composed_yaml=cells, overrides=[], info={"kind": "sweep"})
+    sweep = RunFolder.create(
+        home / "runs", "sweep", composed_yaml=cells, overrides=[], info={"kind": "sweep"}
+    )
     result = call("show", sweep.run_id, "--rollout", "2:0:0")
     assert (result.code, result.out) == (2, "")
     assert f"{sweep.run_id} is a sweep; name one of its cells: {run.run_id}" in result.err
