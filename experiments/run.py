@@ -73,12 +73,14 @@ class Progress:
     Attributes:
         seconds: of all steps so far, for the expected time of arrival only.
         owed: label of a rubric probe that is due after this step and has not been taken, or "".
+        owed_validation: a validation is due after this step and has not been taken.
     """
 
     state: Any
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
     owed: str = ""
+    owed_validation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +90,15 @@ class Hooks:
     Attributes:
         show: called with every record.
         note: called with lines that are no step.
-        validate: called with the step after every `validation.every` policy steps.
+        validate: called with the step after every `validation.every` policy steps; False if it was asked to stop
+            meanwhile: then it has written nothing, and is called again when the run goes on.
         due: called with every record and whether it is the last; the label of the probe that is due, or "".
         probe: called with label and step of a probe that is due; it has written all of it when it returns.
     """
 
     show: Callable[[StepRecord], None]
     note: Callable[[str], None]
-    validate: Callable[[int], None]
+    validate: Callable[[int], bool]
     due: Callable[[StepRecord, bool], str]
     probe: Callable[[str, int], None]
 
@@ -107,7 +110,11 @@ def restore(checkpoint: Checkpoint, method: Method, parts: LoopParts) -> Progres
     parts.rng.load_state(state["rng"])
     parts.stream.load_state(state["stream"])
     return Progress(
-        method.load(state["method"]), list(state["rewards"]), float(state["seconds"]), state.get("owed", "")
+        method.load(state["method"]),
+        list(state["rewards"]),
+        float(state["seconds"]),
+        state.get("owed", ""),
+        state.get("owed_validation", False),  # checkpoints of before have no such key
     )
 
 
@@ -125,6 +132,7 @@ def save(store: CheckpointStore, progress: Progress, parts: LoopParts, tracker: 
         "rewards": [],
         "seconds": progress.seconds,
         "owed": progress.owed,
+        "owed_validation": progress.owed_validation,
     }
     store.save(progress.state.step, parts.backend.state_tensors(), state, score)
 
@@ -142,7 +150,7 @@ def loop(
 ) -> Progress:
     """Steps until the budget is used up or someone asks to stop; always leaves a checkpoint of where it stopped."""
     saved = progress.state.step
-    _probe(progress, hooks, stop)
+    _take_owed(progress, hooks, stop)
     while not method.done(progress.state) and not stop.signum:
         parts.forget()
         progress.state, record = method.step(progress.state)
@@ -152,16 +160,9 @@ def loop(
         if math.isfinite(reward):
             progress.rewards.append(reward)
         hooks.show(_with_eta(record, progress))
-        every = settings.validate_every
-        if (
-            every
-            and record.status["phase"] == "policy"
-            and int(str(record.status["policy_step"])) % every == 0
-            and not stop.signum
-        ):
-            hooks.validate(record.step)
+        progress.owed_validation = _validation_due(record, settings.validate_every)
         progress.owed = hooks.due(record, method.done(progress.state))
-        _probe(progress, hooks, stop)
+        _take_owed(progress, hooks, stop)
         if record.step % settings.checkpoint_every == 0 or record.step in settings.pinned:
             save(store, progress, parts, tracker)
             saved = record.step
@@ -170,12 +171,21 @@ def loop(
     return progress
 
 
-def _probe(progress: Progress, hooks: Hooks, stop: StopRequest) -> None:
-    """Takes the probe that is owed, unless someone asks to stop: then the checkpoint remembers it.
+def _validation_due(record: StepRecord, every: int) -> bool:
+    """Whether this step is an `every`-th policy step."""
+    return bool(
+        every and record.status["phase"] == "policy" and int(str(record.status["policy_step"])) % every == 0
+    )
 
-    It is written before the checkpoint of its step, so a run that goes on there has it, and one that goes on at an
-    earlier one repeats the step and the probe.
+
+def _take_owed(progress: Progress, hooks: Hooks, stop: StopRequest) -> None:
+    """Takes the validation and the probe that are owed, unless someone asks to stop: the checkpoint remembers them.
+
+    They are written before the checkpoint of their step, so a run that goes on there has them, and one that goes on at
+    an earlier one repeats the step, the validation and the probe.
     """
+    if progress.owed_validation and not stop.signum:
+        progress.owed_validation = not hooks.validate(progress.state.step)
     if progress.owed and not stop.signum:
         hooks.probe(progress.owed, progress.state.step)
         progress.owed = ""

@@ -196,13 +196,14 @@ class RaceSession(Attempt):
             report |= validation.ranking(parts.judge, held, view, held.rubrics)
         return {f"race/judge/{k}": v for k, v in report.items() if v == v}
 
-    def _glance(self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, step: int) -> None:
-        """The first temperature only, in the middle of training."""
+    def _glance(self, parts: Parts, held: validation.HeldOut, tracker: SpoolTracker, step: int) -> bool:
+        """The first temperature only, in the middle of training. Always taken to its end: True."""
         parts.forget()
         temperature = self.config.validation.temperatures[0]
         view = self._view(parts.generator, parts, held, temperature, step, f"step {step}")
         tracker.rows("val_examples", view.rows)
         tracker.metrics(step, validation.validation_metrics(view.rows))
+        return True
 
     def _prober(self, parts: Parts) -> RubricProbe:
         """The rubric probe of this run."""

@@ -104,10 +104,12 @@ class RldsSession(Attempt):
         }
         write_json_atomic(file, stored)
 
-    def _glance(self, parts: RldsParts, held: Sequence[Instance], tracker: SpoolTracker, step: int) -> None:
-        """In the middle of training; left out at the last step, which has the view after training."""
-        if step < self.config.budget:
-            self._look(parts, held, tracker, f"step {step}", step)
+    def _glance(self, parts: RldsParts, held: Sequence[Instance], tracker: SpoolTracker, step: int) -> bool:
+        """In the middle of training; left out at the last step, which has the view after training.
+
+        False if asked to stop meanwhile.
+        """
+        return step >= self.config.budget or self._look(parts, held, tracker, f"step {step}", step)
 
     def _look(
         self, parts: RldsParts, held: Sequence[Instance], tracker: SpoolTracker, label: str, step: int

@@ -1,4 +1,4 @@
-"""An RLDS run that is killed in the middle of a retry goes on to the very weights of one that was not."""
+"""An RLDS run that is killed in a retry, or stopped in a validation, goes on to the very end of one that was not."""
 
 from __future__ import annotations
 
@@ -42,6 +42,36 @@ sys.argv = ["racelab", *sys.argv[1:]]
 main()
 """
 
+STOPPED = """
+import os, signal, sys
+from racelab.experiments import session_rlds
+from racelab.experiments.methods.rlds.step import Rlds
+from racelab.experiments.tasks.frozenlake.grid_actor import GridActor
+
+session_rlds._WAVE = 8  # a validation in several waves: between two a stop request is looked for
+where = sys.argv.pop(1)
+play, step, look, looking = GridActor.play, Rlds.step, session_rlds.RldsSession._look, False
+
+def plays(self, starts, sampling, rng):
+    if looking and where == "validation":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return play(self, starts, sampling, rng)
+
+def steps(self, state):
+    if state.step == 1 and where == "step":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(self, state)
+
+def looks(self, parts, held, tracker, label, at):
+    global looking
+    looking = label == "step 2"
+    return look(self, parts, held, tracker, label, at)
+
+GridActor.play, Rlds.step, session_rlds.RldsSession._look = plays, steps, looks
+from racelab.cli.main import main
+main()
+"""
+
 
 def racelab(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -65,6 +95,11 @@ def remembered(run: RunFolder) -> list[tuple[Any, ...]]:
         elif record["kind"] == "rows":
             found.append((record["step"], record["table"], json.dumps(record["rows"], sort_keys=True)))
     return found
+
+
+def validated(run: RunFolder) -> list[int]:
+    """Steps after which the slice was played."""
+    return [record["step"] for record in read_spool(run) if record.get("table") == "val_examples"]
 
 
 def end_state(run: RunFolder) -> tuple[bytes, dict[str, Any]]:
@@ -93,6 +128,29 @@ def test_killed_in_a_retry_it_ends_with_the_same_weights(tmp_path: Path, conditi
     assert len(run.attempts()) == 2
     assert end_state(run) == end_state(only_run(whole))
     assert remembered(run) == remembered(only_run(whole))
+
+
+def test_stopped_before_its_validation_it_takes_it_when_it_goes_on(tmp_path: Path) -> None:
+    def wrapped(where: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", STOPPED, where, "train", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
+
+    words = [*WORDS, "run.updates=3"]
+    done = wrapped("never", *words, f"run.root={tmp_path / 'whole'}")
+    assert done.returncode == 0, done.stderr
+    whole = only_run(tmp_path / "whole")
+    stopped = wrapped("step", *words, f"run.root={tmp_path / 'cut'}")
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    run = only_run(tmp_path / "cut")
+    assert validated(run) == [0]
+    stopped = wrapped("validation", "--resume", str(run.path))  # first of all the one that is owed
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert validated(run) == [0]
+    resumed = wrapped("never", "--resume", str(run.path))
+    assert resumed.returncode == 0, resumed.stderr
+    assert validated(run) == [0, 2, 3]
+    assert end_state(run) == end_state(whole)
+    assert remembered(run) == remembered(whole)
 
 
 def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:

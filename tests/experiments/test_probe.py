@@ -440,9 +440,21 @@ class KilledError(Exception):
     """Stands for SIGKILL: nothing after it runs."""
 
 
-def attempt(run: RunFolder, stop: Any, kill_after: int = 0, stop_in: int = 0, every: int = 4) -> Counting:
-    """One attempt as a session makes it; killed right after the probe of a step, or asked to stop in a step."""
+def attempt(
+    run: RunFolder,
+    stop: Any,
+    kill_after: int = 0,
+    stop_in: int = 0,
+    every: int = 4,
+    validate_every: int = 0,
+    stop_validating: int = 0,
+) -> Counting:
+    """One attempt as a session makes it.
+
+    Killed right after the probe of a step, or asked to stop in a step or in the validation after it.
+    """
     words = ["probe.at_steps=[2,middle,8,end]", f"checkpoint.every={every}", "eval.at_steps=[3]"]
+    words += [f"validation.every={validate_every}"]
     config, method = config_of(*words), Counting()
     parts: Any = SimpleNamespace(backend=method, stream=method, rng=Streams(0), forget=method.forget)
     store = CheckpointStore(run.path / "checkpoints", 1, config.eval.at_steps)
@@ -458,11 +470,19 @@ def attempt(run: RunFolder, stop: Any, kill_after: int = 0, stop_in: int = 0, ev
         if step == kill_after:
             raise KilledError
 
+    def validate(step: int) -> bool:
+        if step == stop_validating:
+            stop.signum = signal.SIGTERM
+            return False
+        rows: list[dict[str, object]] = [{"step": step, "weight": method.weight}]
+        tracker.record(StepRecord(step, {"val/n": 1.0}, {"val_examples": rows}))
+        return True
+
     def show(record: StepRecord) -> None:
         stop.signum = signal.SIGTERM if record.step == stop_in else stop.signum
 
     taker = make_probe(*words)
-    hooks = Hooks(show, lambda line: None, lambda step: None, taker.due, probe)
+    hooks = Hooks(show, lambda line: None, validate, taker.due, probe)
     settings = LoopSettings(
         config.validation.every,
         config.checkpoint.every,
@@ -482,7 +502,17 @@ def probes(run: RunFolder) -> list[tuple[int, str, float]]:
     return [
         (row["step"], row["checkpoint"], row["weight"])
         for record in read_spool(run)
-        if record["kind"] == "rows"
+        if record["kind"] == "rows" and record["table"] == "rubric_probe"
+        for row in record["rows"]
+    ]
+
+
+def validations(run: RunFolder) -> list[tuple[int, float]]:
+    """What the spool still says of validations."""
+    return [
+        (row["step"], row["weight"])
+        for record in read_spool(run)
+        if record["kind"] == "rows" and record["table"] == "val_examples"
         for row in record["rows"]
     ]
 
@@ -526,6 +556,39 @@ def test_a_stop_before_a_probe_owes_it_to_the_next_attempt(tmp_path: Path, step:
         attempt(run, running(), kill_after=step)
     attempt(run, running())
     assert sorted(probes(run)) == WHOLE
+
+
+VALIDATED = [(4, 10.0), (8, 36.0)]
+
+
+@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("where", ["stop_in", "stop_validating"])
+@pytest.mark.parametrize("every", [1, 4, 100])
+def test_a_stop_before_a_validation_owes_it_to_the_next_attempt(
+    tmp_path: Path, step: int, where: str, every: int
+):
+    run = new_run(tmp_path)
+    attempt(run, running(), every=every, validate_every=4, **{where: step})
+    assert step not in [s for s, _ in validations(run)]
+    if step == 8:  # the probe comes after the validation, and is owed with it
+        assert 8 not in [s for s, *_ in probes(run)]
+        with pytest.raises(KilledError):  # both are taken, and lost with the kill
+            attempt(run, running(), kill_after=8, every=every, validate_every=4)
+    attempt(run, running(), stop_validating=step, every=every, validate_every=4)  # stopped there once more
+    attempt(run, running(), every=every, validate_every=4)
+    assert validations(run) == VALIDATED
+    assert sorted(probes(run)) == WHOLE
+
+
+def test_a_checkpoint_of_before_has_no_validation_owed(tmp_path: Path):
+    run = new_run(tmp_path)
+    attempt(run, running(), stop_in=8, validate_every=4)
+    checkpoint = CheckpointStore(run.path / "checkpoints").load_latest()
+    assert checkpoint.state["owed_validation"] is True
+    del checkpoint.state["owed_validation"]
+    method = Counting()
+    parts: Any = SimpleNamespace(backend=method, stream=method, rng=Streams(0), forget=method.forget)
+    assert restore(checkpoint, method, parts).owed_validation is False  # type: ignore[arg-type]
 
 
 # the real thing
