@@ -94,6 +94,10 @@ class TaskCommon(Section):
     max_turn_tokens: Count = Field(description="Of one reply.")
     temperature: Positive
     top_p: TopP
+    demonstration: bool = Field(
+        description="Worked examples as turns of the conversation before the first observation (ours; none in the "
+        "paper), for models too small to follow a format from its description."
+    )
 
 
 class FrozenLakeTask(TaskCommon):
@@ -272,9 +276,9 @@ class RldsMethodConfig(Section):
     sdae: SdaeConfig
     reflect: ReflectConfig
     auxiliary: AuxiliaryConfig
-    opmd_baseline: bool = Field(description="R3L: the baseline of a group is the mean of its originals.")
+    opmd_baseline: bool = Field(description="As RLDS §2.1 has R3L's: the baseline of a group is the mean of its originals.")
     positive_amplification: Annotated[float, Field(ge=1.0)] = Field(
-        description="R3L: positive advantages of retries are multiplied by it; 1: off."
+        description="As RLDS §2.1 has R3L's: positive advantages of retries are multiplied by it; 1: off."
     )
     prompt_rewrite: bool = Field(
         description="ERL: the reflection replaces the system prompt; retries start at turn 0."
@@ -289,6 +293,11 @@ class RldsMethodConfig(Section):
     def grades(self) -> bool:
         """Whether rollouts are graded."""
         return self.grading == "two_pass"
+
+    @property
+    def shows_grades(self) -> bool:
+        """Whether the reflector reads the grades: random ones would spoil its report, and the retry with it."""
+        return self.grades and self.grader != "random"
 
     @model_validator(mode="after")
     def _fits(self) -> RldsMethodConfig:
@@ -370,6 +379,10 @@ class RldsRunConfig(Section):
             raise ValueError(
                 "model=grid plays FrozenLake only, and cannot write: set task=frozenlake, method.grader=scripted and "
                 "method.reflector=scripted, or choose model=smollm2-135m"
+            )
+        if self.model.engine == "grid" and t.demonstration:
+            raise ValueError(
+                "task.demonstration=true is for models that read; model=grid does not: set task.demonstration=false"
             )
         if "scripted" in (m.grader, m.reflector) and t.name != "frozenlake":
             raise ValueError(

@@ -219,6 +219,10 @@ class Task(Protocol):
     def stops(self) -> tuple[str, ...]:
         """Strings that end a reply beside the end token, such as `</action>`."""
 
+    @property
+    def demonstration(self) -> tuple[tuple[str, str], ...]:
+        """(user, reply) turns of worked examples that stand before the first observation; () for none."""
+
     def train(self) -> Sequence[Instance]:
         """Training examples, ids unique."""
 

@@ -188,7 +188,7 @@ def _read(value: Mapping[str, object], n_turns: int) -> Reflection:
     """One object's report, without its text."""
     said = value.get("improvement_suggestion")
     addition = clean_addition(said, SUGGESTION_CHARS) if isinstance(said, str) else ""
-    if not addition or addition == rlds.PLACEHOLDER_SUGGESTION:
+    if not addition or words(addition) == words(rlds.PLACEHOLDER_SUGGESTION):
         return _refused("no_suggestion")
     step = whole_number(value.get("retry_from_step"))
     if step is None or step < 0:

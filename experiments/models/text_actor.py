@@ -4,6 +4,7 @@ All live episodes of a wave move in step: one call of the model for all of their
 environment, side by side in threads since environments wait for servers and simulators. A wave is as large as the task
 lets environments be open at once. The ids of a reply are kept as sampled; between two replies stands a bridge
 (`models/dialogue.py`). The same generator gives the same episodes, however the threads run.
+A task's demonstration, if it has one, is part of every prompt, as turns of the conversation.
 
 A retry y⁽²⁾ (RLDS §3.2) starts from its parent's turns before `retry_from`: the environment replays them, and their ids
 and bridges are taken over as they are. What the reflection adds stands in the system prompt, in the user turn before
@@ -200,7 +201,13 @@ class TextActor:
         return play if self._room(play) > 0 else None
 
     def _opening(self, system: str, user: str) -> tuple[int, ...]:
-        return tuple(self._model.opening(system, user, self._task.tools))
+        """System prompt, the turns of the demonstration, the first observation, the header of the first reply."""
+        shown = self._task.demonstration
+        users = [*(said for said, _ in shown), user]
+        ids = list(self._model.opening(system, users[0], self._task.tools))
+        for (_, reply), following in zip(shown, users[1:], strict=True):
+            ids += [*self._model.encode(reply), *self._model.bridge(following, ended=False)]
+        return tuple(ids)
 
     def _bridge(self, turn: Turn, observation: str) -> tuple[int, ...]:
         """Ids from a reply to the next; the end of turn is added unless it was sampled."""

@@ -541,3 +541,27 @@ def test_the_defaults_are_those_of_the_config():
     }
     assert set(asdict(Settings())) <= known
     assert turn_counts(np.array([[0, -1]])).tolist() == [[1]]
+
+
+def test_a_batch_whose_row_advantages_cancel_is_not_blown_up_by_the_kernel() -> None:
+    """FrozenLake's weights, four solved rollouts, grades that differ on the two subtasks of weight 0.15 only.
+
+    r_ik = 1/20 (g - 1) for grades that sum to 25 - 5: rows (5,5,5,3,5), (5,5,5,3,5), (5,5,3,5,5), (5,5,3,5,5): shares
+    of the two are 2/18 and 4/18, so A_i3 = -A_i2 = +-1/18 and A_i = 0.15 (A_i2 + A_i3) = 0 in every row.
+    """
+    rows = Rows(
+        rewards_N=np.ones(4),
+        group_N=np.zeros(4, dtype=np.int64),
+        counts_NU=np.ones((4, 6)),
+        phi_K=np.array([0.35, 0.25, 0.15, 0.15, 0.10]),
+        grades_NK=np.array([[5, 5, 5, 3, 5], [5, 5, 5, 3, 5], [5, 5, 3, 5, 5], [5, 5, 3, 5, 5]]),
+        pivots_NK=np.array([[0, 1, 2, 3, 4]] * 4),
+    )
+    (adv,) = turn_advantages([rows], Settings())
+    np.testing.assert_allclose(adv.adv_NK[0], [0, 0, 1 / 18, -1 / 18, 0], atol=1e-12)
+    assert adv.sigma <= 1e-9
+    assert abs(adv.adv_NU).max() < 1e-6
+    assert adv.fallbacks.sigma_zero == 1
+    (plain,) = turn_advantages([replace(rows, rewards_N=np.array([1.0, 1.0, 1.0, 0.0]))], Settings())
+    assert plain.fallbacks.sigma_zero == 0
+    assert abs(plain.adv_NU - plain.adv_N[:, None]).max() > 0.1

@@ -122,6 +122,7 @@ class World:
     """A task of two instances."""
 
     name, subtasks, tools, concurrency, stops = "frozenlake", SUBTASKS, (), None, ()
+    demonstration = ()
 
     def metrics(self) -> dict[str, float]:
         return {"faults": 0.0}
@@ -352,3 +353,28 @@ def test_transcripts_hold_the_ids_that_were_sampled_and_their_advantages() -> No
     assert ids[1::2] == [END] * len(turns)
     assert len(row["token_turn"]) == len(row["token_adv"])  # type: ignore[arg-type]
     assert all(a == 0.0 for a, u in zip(row["token_adv"], row["token_turn"], strict=True) if u == -1)  # type: ignore[call-overload]
+
+
+def test_a_reflector_does_not_read_random_grades() -> None:
+    reflect = Reflect()
+    _, record, _ = one_step("condition=rlds-random-grades", "method.group_size=3", reflect=reflect)
+    assert all(case.grading is None for case in reflect.cases)
+    assert record.metrics["cost/calls/grade_gen"] == 0  # nobody was asked
+    assert record.metrics["cost/calls/reflect_gen"] == 3
+    assert record.metrics["health/cost_mismatch"] == 0
+
+
+def test_a_difference_of_rounding_is_no_success() -> None:
+    class Fractions(Play):
+        def play(self, starts: Sequence[Start], sampling: AgentSampling, rng: Any) -> list[Episode | None]:
+            out = super().play(starts, sampling, rng)
+            for k, (start, e) in enumerate(zip(starts, out, strict=True)):
+                assert e is not None
+                reward = 0.1 + 0.2 if start.parent is not None else 0.3
+                fields = {f: getattr(e, f) for f in e.__dataclass_fields__}
+                out[k] = Episode(**fields | {"result": Result(reward, False, "end")})
+            return out
+
+    _, record, batch = one_step(play=Fractions(SCRIPT))
+    assert record.metrics["rlds/reflect/success_frac"] == 0.0
+    assert {s.part for g in batch.groups for s in g.samples} == {"policy"}

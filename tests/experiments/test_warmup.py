@@ -34,6 +34,7 @@ TASK = FrozenLakeTask.model_validate(
         "max_turn_tokens": 1024,
         "temperature": 1.0,
         "top_p": 1.0,
+        "demonstration": False,
         "sizes": [3, 4],
         "frozen_probability": [0.65, 0.85],
         "min_path": 1,

@@ -19,6 +19,7 @@ import numpy as np
 
 from racelab.configs.schema_rlds import AuxiliaryConfig
 from racelab.experiments.episodes import Episode, IntArray
+from racelab.experiments.methods.grpo import SCORE_DIGITS
 from racelab.experiments.methods.rlds.auxiliary import Pairs, select_pairs, token_weights
 from racelab.experiments.methods.rlds.rollout import Row
 from racelab.experiments.types import FloatArray, TokenBatch, TrainGroup, TrainSample
@@ -46,7 +47,8 @@ class RetryPairs:
 def pairs(rows: Sequence[Row], parent_N: Sequence[int], config: AuxiliaryConfig) -> RetryPairs:
     """Which pairs teach by imitation: none of a kind whose coefficient is 0."""
     at = tuple(n for n, parent in enumerate(parent_N) if parent >= 0)
-    delta_R = np.array([rows[n].episode.reward - rows[int(parent_N[n])].episode.reward for n in at])
+    raw_R = [rows[n].episode.reward - rows[int(parent_N[n])].episode.reward for n in at]
+    delta_R = np.round(np.array(raw_R), SCORE_DIGITS)  # 0.3 - (0.1 + 0.2) is no success
     reflections = [rows[n].reflection for n in at]
     written_R = np.array([len(r.tokens) if r is not None else 0 for r in reflections], dtype=np.int64)
     said_R = np.array([_response_tokens(rows[n].episode) for n in at], dtype=np.int64)

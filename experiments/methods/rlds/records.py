@@ -23,6 +23,8 @@ from racelab.experiments.ports import Task
 from racelab.experiments.types import StepRecord, UpdateStats
 
 TableRow = dict[str, object]
+_WRITERS = ("policy", "form")
+"""Graders and reflectors that are the trained model; the others call nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ def _fallbacks(seen: Seen) -> dict[str, float]:
         "rlds/fallback/rows_ungraded": float(f.rows_ungraded),
         "rlds/fallback/rows_negative": float(f.rows_negative),
         "rlds/fallback/pivots_clamped": float(f.pivots_clamped),
+        "rlds/fallback/sigma_zero": float(f.sigma_zero),
         "rlds/reflect/fallback_frac": f.groups_without_grades / max(f.groups, 1),
     }
 
@@ -213,16 +216,17 @@ def _cost_metrics(seen: Seen, stats: UpdateStats) -> dict[str, float]:
     n_groups = seen.run.task.prompts_per_step
     retries = sum(row.episode.is_retry for row in rows)
     gradings = [row.grading for row in rows if row.grading is not None]
+    writes, reflects = config.grader in _WRITERS, config.reflector in _WRITERS
     measured = {
         "policy_gen": len(rows),
-        "grade_gen": len(gradings),
-        "reflect_gen": len(seen.rollout.reflections),
+        "grade_gen": writes * len(gradings),
+        "reflect_gen": reflects * len(seen.rollout.reflections),
         "learner_samples": stats.n_samples,
     }
     expected = {
         "policy_gen": n_groups * config.group_size + retries,
-        "grade_gen": (n_groups * config.group_size + retries) * config.grades,
-        "reflect_gen": _expected_reflections(seen),
+        "grade_gen": writes * (n_groups * config.group_size + retries) * config.grades,
+        "reflect_gen": reflects * _expected_reflections(seen),
         "learner_samples": len(rows) + len(seen.kept.reflect.index_M) + len(seen.kept.retry.index_M),
     }
     tools = sum(row.episode.result.metrics.get("tool_calls", 0.0) for row in rows)

@@ -139,7 +139,12 @@ def _reflect(
         return []
     kept = tuple(memory[-config.reflect.memory :]) if config.reflect.memory else ()
     cases = [
-        Case(row.episode, row.grading, _best(row, rows) if config.reflect.contrastive else None, kept)
+        Case(
+            row.episode,
+            row.grading if config.shows_grades else None,
+            _best(row, rows) if config.reflect.contrastive else None,
+            kept,
+        )
         for row in chosen
     ]
     return parts.reflector.reflect(cases, parts.rng.sampling)

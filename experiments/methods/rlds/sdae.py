@@ -12,10 +12,15 @@ Choices where the paper is silent:
 - A row whose reward is negative has uniform shares: a proportional split would blame the good competencies most.
 - A row without grades in a group that has some has uniform shares. A group without any falls back to scalar GRPO
   (§3.3), broadcast, and takes no part in sigma_batch.
+- A_i can cancel to 0 in every row of a batch while A_ik does not (solved rollouts whose grades differ on subtasks of
+  equal weight). Eq 3 would then divide by eps alone and blow rounding up to a full step. Where sigma_batch is within
+  `FLAT` of 0 all decomposed rows have stage 2's broadcast, which is about 0, and the batch is counted.
 - `skip_flat`: rows of groups with equal rewards get 0 and take no part in sigma_batch. Off: the paper keeps them.
-- `opmd_baseline` (R3L, arXiv 2601.03715; the RLDS paper calls it "retry-conditional"): our reading is that the
-  baseline of a group is the mean of its originals alone, in Eq 1 and in the scalar advantage. Divisors are unchanged.
-- `positive_amplification` (R3L): rows of retries with Â_i > 0 are multiplied as a whole, after sigma_batch was taken.
+- `opmd_baseline`: as RLDS §2.1 describes R3L's (arXiv 2601.03715), "retry-conditional". Our reading: the baseline of a
+  group is the mean of its originals alone, in Eq 1 and in the scalar advantage. Divisors are unchanged. R3L's public
+  code takes the mean of the whole group and no std.
+- `positive_amplification`: as §2.1 says, of "successful retries"; here those with Â_i > 0, multiplied as a whole after
+  sigma_batch was taken. R3L's public code multiplies every advantage >= 0, originals too.
 
 Sum_k r_ik = R_i holds up to two units in the last place of R_i: each share is rounded twice and no share is bent to
 absorb the rest, so that equal grades keep equal shares. With K = 1, or R_i = 0, it is exact.
@@ -24,7 +29,7 @@ absorb the rest, so that equal grades keep equal shares. With K = 1, or R_i = 0,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -70,6 +75,7 @@ class Fallbacks:
         rows_ungraded: uniform shares in a group with other grades.
         rows_negative: graded, but uniform shares, as the reward is negative.
         pivots_clamped: beyond the row's last turn.
+        sigma_zero: 1 if sigma_batch was 0, so that no kernel was applied.
     """
 
     groups: int
@@ -78,6 +84,7 @@ class Fallbacks:
     rows_ungraded: int
     rows_negative: int
     pivots_clamped: int
+    sigma_zero: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +234,7 @@ def _apply(
     if settings.advantage == "sdae":
         adv_N = xp.where(on_N, stage2(adv_NK, rows.phi_K) / (sigma + eps), grpo_N)
         adv_NU = adv_N[:, None]
-        if settings.kernel == "gaussian":
+        if settings.kernel == "gaussian" and sigma > FLAT:
             pivots_NK, _ = clamp_pivots(rows.pivots_NK, rows.counts_NU)
             m_NKU = kernel(pivots_NK, rows.counts_NU, settings.kernel_sigma)
             adv_NU = xp.where(on_N[:, None], stage3(adv_NK, rows.phi_K, m_NKU, sigma, eps), adv_NU)
@@ -241,7 +248,7 @@ def _apply(
         grpo_N=grpo_N,
         decomposed_N=on_N,
         sigma=sigma,
-        fallbacks=counted,
+        fallbacks=replace(counted, sigma_zero=int(sigma <= FLAT and bool(on_N.any()))),
     )
 
 

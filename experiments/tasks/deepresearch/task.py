@@ -79,6 +79,11 @@ class DeepResearch:
             self.close()
             raise
 
+    @property
+    def demonstration(self) -> tuple[tuple[str, str], ...]:
+        """One search and a cited answer, if the config asks for it."""
+        return texts.DEMONSTRATION if self._config.demonstration else ()
+
     def train(self) -> Sequence[Instance]:
         """`task.train_examples` prompts."""
         return self._train

@@ -30,6 +30,19 @@ When you have enough evidence, give your final answer inside <answer>...</answer
 Wrap every substantive claim in <cite id="ID">claim</cite>, with the id of the source that supports it. Only cite ids
 that the tools returned."""
 
+DEMONSTRATION = (
+    (
+        "Do tides move ice shelves?",
+        '<tool_call>\n{"name": "search_papers", "arguments": {"query": "tides ice shelf", "limit": 2}}\n</tool_call>',
+    ),
+    (
+        "[id=p_00aa11bb22cc] Tidal motion of floating ice [cites=12]\nIce shelves rise and fall with the tide.",
+        '<answer><cite id="p_00aa11bb22cc">Ice shelves rise and fall with the tide.</cite></answer>',
+    ),
+)
+"""Ours: the form of a call and of a cited answer, for `task.demonstration`. The id is of no source that a tool
+returns, and the result stands without its tags: a small model copies them instead of the call."""
+
 NOTHING_DONE = (
     "There is no tool call and no closed answer in your reply. Call a tool, or give your final answer inside "
     "<answer>...</answer>."

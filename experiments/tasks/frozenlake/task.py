@@ -30,7 +30,7 @@ from racelab.experiments.tasks.frozenlake.boards import (
     to_instance,
 )
 from racelab.experiments.tasks.frozenlake.env import FrozenLakeEnv
-from racelab.experiments.tasks.frozenlake.taxonomy import SUBTASKS, SYSTEM_PROMPT
+from racelab.experiments.tasks.frozenlake.taxonomy import DEMONSTRATION, SUBTASKS, SYSTEM_PROMPT
 
 TRAIN, VALIDATION = "train", "validation"
 
@@ -71,6 +71,11 @@ class FrozenLake:
     def __init__(self, config: FrozenLakeTask) -> None:
         """Draws and reads nothing yet."""
         self._config = config
+
+    @property
+    def demonstration(self) -> tuple[tuple[str, str], ...]:
+        """Two moves on a board, if the config asks for it."""
+        return DEMONSTRATION if self._config.demonstration else ()
 
     def train(self) -> Sequence[Instance]:
         """The training boards.

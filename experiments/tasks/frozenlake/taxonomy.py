@@ -40,3 +40,15 @@ OBSERVATION_HEAD = "Current Observation:"
 OBSERVATION_END = "You have not achieved the goal yet. Please give the next action."
 FELL = "The agent moved onto a 'C' tile and fell into the hole."
 """Fig. 10: the first and last line of an observation, and the terminal observation of a fall."""
+
+DEMONSTRATION = (
+    (
+        f"{OBSERVATION_HEAD}\nA D C\nD D D\nC D B\n{OBSERVATION_END}",
+        "<think>\nI try a move and look at what it does.\n</think>\n<action>Down</action>",
+    ),
+    (
+        f"{OBSERVATION_HEAD}\nD D C\nA D D\nC D B\n9 of 10 turns are left.\n{OBSERVATION_END}",
+        "<think>\nThe move worked. I go on.\n</think>\n<action>Right</action>",
+    ),
+)
+"""Ours: the form of a reply, shown twice, for `task.demonstration`. It does not say what the symbols mean."""

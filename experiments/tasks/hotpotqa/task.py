@@ -15,7 +15,7 @@ from racelab.experiments.models.text import defang
 from racelab.experiments.tasks.hermes import STOP
 from racelab.experiments.tasks.hotpotqa.data import NAME, corpus_file, load
 from racelab.experiments.tasks.hotpotqa.env import TOOL, HotpotQaEnvironment, Rules
-from racelab.experiments.tasks.hotpotqa.taxonomy import SUBTASKS, SYSTEM_PROMPT
+from racelab.experiments.tasks.hotpotqa.taxonomy import DEMONSTRATION, SUBTASKS, SYSTEM_PROMPT
 
 _STOPS: Final = (STOP,)
 
@@ -56,6 +56,11 @@ class HotpotQa:
             remote.check()
         self._questions = load(config)
         self._retriever: Retriever = remote or _local(config.retriever)
+
+    @property
+    def demonstration(self) -> tuple[tuple[str, str], ...]:
+        """Two questions, each searched for and answered, if the config asks for it."""
+        return DEMONSTRATION if self._config.demonstration else ()
 
     def train(self) -> Sequence[Instance]:
         """`task.train_examples` questions."""

@@ -43,3 +43,18 @@ search responses may be truncated.
 When calling tools, pass valid JSON arguments with double-quoted keys and values,
 for example: {"query":"who wrote the iliad","top_k":3}.
 Do not output tool schemas, pseudo-JSON, or commentary in tool arguments."""
+
+DEMONSTRATION: Final = (
+    (
+        "In which town was the writer of the novel Grey Tide born?",
+        '<tool_call>\n{"name": "search", "arguments": {"query": "Grey Tide novel writer"}}\n</tool_call>',
+    ),
+    ('[1] "Grey Tide" Grey Tide is a novel by Ivo Land, who was born in Orle.', r"\boxed{Orle}"),
+    (
+        "Which is older, the Blue Bridge or the Salt Gate?",
+        '<tool_call>\n{"name": "search", "arguments": {"query": "Blue Bridge Salt Gate age"}}\n</tool_call>',
+    ),
+    ('[1] "Salt Gate" The Salt Gate is older than the Blue Bridge.', r"\boxed{the Salt Gate}"),
+)
+"""Ours: the form of a call and of an answer, for `task.demonstration`. Its questions are not in the data. Passages stand
+without their tags: a small model copies them instead of the call."""

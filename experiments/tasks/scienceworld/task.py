@@ -26,7 +26,7 @@ from racelab.experiments.tasks.scienceworld.splits import (
     read_variations,
     task_names,
 )
-from racelab.experiments.tasks.scienceworld.taxonomy import SUBTASKS, SYSTEM_PROMPT
+from racelab.experiments.tasks.scienceworld.taxonomy import DEMONSTRATION, SUBTASKS, SYSTEM_PROMPT
 
 
 class ScienceWorld:
@@ -63,6 +63,11 @@ class ScienceWorld:
                 config.diversity_bonus,
             ),
         )
+
+    @property
+    def demonstration(self) -> tuple[tuple[str, str], ...]:
+        """Two commands, if the config asks for it."""
+        return DEMONSTRATION if self._config.demonstration else ()
 
     def train(self) -> tuple[Instance, ...]:
         """The training examples.

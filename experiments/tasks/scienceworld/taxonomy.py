@@ -64,3 +64,18 @@ what you know, what the next subgoal is, and why the action serves it
 </think>
 <action>one command</action>"""
 )
+
+DEMONSTRATION = (
+    (
+        "Your task is to find the lamp. First, focus on the lamp.\n\nThis room is called the attic. In it, you see: \n"
+        "\ta box (that is closed)\n\ta lamp\nYou also see:\n\tA door to the stairs (that is open)\n\n"
+        + FORMAT_REMINDER,
+        "<think>I look at it first.</think><action>look at lamp</action>",
+    ),
+    (f"a lamp\n\n{FORMAT_REMINDER}", "<think>I take it.</think><action>pick up lamp</action>"),
+    (
+        f"You move the lamp to the inventory.\n\n{FORMAT_REMINDER}",
+        "<think>Now I focus on it.</think><action>focus on lamp</action>",
+    ),
+)
+"""Ours: the form of a reply, for `task.demonstration`. There is no such room and no such task."""

@@ -155,6 +155,7 @@ class ToyTask:
 
     def __init__(self, concurrency: int | None = None, stops: tuple[str, ...] = ()) -> None:
         self.concurrency, self.stops = concurrency, stops
+        self.demonstration: tuple[tuple[str, str], ...] = ()
         self.lock, self.opened, self.closed, self.most = threading.Lock(), 0, 0, 0
         self.lost, self.resets = False, False
         self.delay: Callable[[], float] = lambda: 0.0
@@ -514,3 +515,17 @@ def test_smollm2_trains_on_what_it_sampled() -> None:
     assert whole.startswith(
         "<|im_start|>system\nWalk. Note: Say go.<|im_end|>\n<|im_start|>user\nat 0<|im_end|>\n"
     )
+
+
+def test_a_demonstration_stands_in_every_prompt_as_turns_of_the_conversation() -> None:
+    task = ToyTask()
+    task.demonstration = (("at 7", "go on"), ("at 8", "and go"))
+    shown = (
+        ids("{Walk.|at 7}") + ids("go on") + (END,) + ids("[at 8]") + ids("and go") + (END,) + ids("[at 0]")
+    )
+    original = one(ScriptedModel(go), task, Start(walk()))
+    assert original.prompt == original.bare_prompt == shown
+    assert [t.text for t in original.turns] == ["go"] * len(original.turns)
+    retry = one(ScriptedModel(go), task, Start(walk(), failure(), 0, "Faster."))
+    assert retry.bare_prompt == shown
+    assert retry.prompt[-len(ids("[at 0]")) :] == ids("[at 0]")

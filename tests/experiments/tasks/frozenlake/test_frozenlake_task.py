@@ -26,6 +26,7 @@ VALUES = {
     "max_turn_tokens": 1024,
     "temperature": 1.0,
     "top_p": 1.0,
+    "demonstration": False,
     "sizes": [4],
     "frozen_probability": [0.65, 0.85],
     "min_path": 2,

@@ -38,7 +38,7 @@ def config(**changes: Any) -> HotpotQaTask:
         "name": "hotpotqa", "data": "package", "train_examples": 24, "validation_examples": 8, "data_seed": 0,
         "prompts_per_step": 2, "group_sizes": {"scalar": 4, "reflect": 3}, "max_turns": 3,
         "max_prompt_tokens": 1024, "max_response_tokens": 768, "max_turn_tokens": 48, "temperature": 0.7,
-        "top_p": 1.0, "default_top_k": 2, "max_top_k": 50, "result_chars": 240, "total_chars": 8000,
+        "top_p": 1.0, "demonstration": False, "default_top_k": 2, "max_top_k": 50, "result_chars": 240, "total_chars": 8000,
         "f1_threshold": 0.3, "official_yes_no": False,
         "retriever": {**retriever, **changes.pop("retriever", {})},
     }  # fmt: skip
@@ -274,6 +274,8 @@ def test_a_task_that_cannot_work_is_refused_before_it_starts(tmp_path: Path) -> 
     data = write(tmp_path / "q.jsonl", rows(40))
     with pytest.raises(ConfigError, match=r"set task\.retriever\.url, or task\.retriever\.corpus"):
         HotpotQa(config(data=data))
+    with pytest.raises(DataError, match=r"missing\.json: no such file; set task\.data"):
+        HotpotQa(config(data=str(tmp_path / "missing.json")))
     with pytest.raises(ConfigError, match=r"task\.default_top_k=60 is above task\.max_top_k=50"):
         HotpotQa(config(default_top_k=60))
     with pytest.raises(ConfigError, match="is no http address"):
