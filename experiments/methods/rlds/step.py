@@ -2,6 +2,7 @@
 
 Deviations from the paper and choices where it is silent stand where they are made: rollout.py (who is retried), sdae.py
 (fallbacks), auxiliary.py (pairs), batch.py (contexts), diagnostics.py (pooling). Here:
+  * one task a run: the maths shares sigma_batch between several (§3.3), but no configuration mixes them;
   * all three conditions see the same instances in the same order for one seed;
   * rows with an advantage of 0 stay in the batch: they take part in KL and entropy.
 """
