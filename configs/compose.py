@@ -163,7 +163,7 @@ def read_composed(file: Path, *, to_look: bool = False) -> Composed:
     import yaml
     from pydantic import ValidationError
 
-    from racelab.configs.messages import Messages
+    from racelab.configs.messages import Messages, dotted
 
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -178,9 +178,9 @@ def read_composed(file: Path, *, to_look: bool = False) -> Composed:
     except ValidationError as error:
         missing = [e["loc"] for e in error.errors() if e["type"] == "missing"]
         if len(missing) != error.error_count():
-            raise ConfigError("\n".join(Messages(file=file).lines(error.errors()))) from error
+            raise ConfigError("\n".join(Messages(file=file, family=family).lines(error.errors()))) from error
         if not to_look:
-            lacks = ", ".join(".".join(map(str, loc)) for loc in missing[:3])
+            lacks = ", ".join(dotted(loc, family) for loc in missing[:3])
             raise ConfigError(
                 f"{file}: written by an older racelab, before there was {lacks}; go on with the version named in the "
                 "run's env/environment.json, or start a new run"
@@ -445,7 +445,9 @@ def _validate(
 
     from racelab.configs.messages import Messages
 
-    messages = Messages(choices, frozenset(word.key for word in words), dirs)
+    # A chosen option is no value: what it sets stands in its file.
+    typed = frozenset(w.key for w in words if w.key not in choices or w.value.startswith("{"))
+    messages = Messages(choices, typed, dirs, family=family)
     raw = _nan_words(raw)
     odd = list(_odd_numbers(raw))
     try:

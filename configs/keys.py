@@ -146,13 +146,10 @@ def identity_keys() -> dict[str, str]:
 
 
 @cache
-def union_sections() -> frozenset[str]:
+def union_sections(family: Family) -> frozenset[str]:
     """Sections with several possible blocks; pydantic names the chosen one in the place of an error."""
     return frozenset(
-        name
-        for family in (RACE, RLDS)
-        for name, info in family.schema.model_fields.items()
-        if info.discriminator is not None
+        name for name, info in family.schema.model_fields.items() if info.discriminator is not None
     )
 
 

@@ -26,12 +26,18 @@ class Messages:
         typed: the keys set on the command line; for them no file is named, the reader has just typed them.
         dirs: the user's config folders.
         file: the one file that was read, where nothing was composed.
+        family: of the schema that found the problems; None: the one that `choices` choose.
     """
 
     choices: Mapping[str, str | None] = field(default_factory=dict)
     typed: frozenset[str] = frozenset()
     dirs: tuple[Path, ...] = ()
     file: Path | None = None
+    family: Family | None = None
+
+    @property
+    def _family(self) -> Family:
+        return self.family or family_of(self.choices.items())
 
     @cached_property
     def _sources(self) -> dict[str, list[Source]]:
@@ -44,7 +50,7 @@ class Messages:
         said = [key for key, _, _ in odd]
         found = [f"{key}={shown(value)}{self._where(key)}: {why}" for key, value, why in odd]
         for detail in details:
-            key = _dotted(detail)
+            key = dotted(detail["loc"], self._family)
             # A rule that ties keys together says nothing new about a value already refused.
             if not any(other == key or other.startswith(f"{key}.") for other in said):
                 found.append(self._line(key, detail))
@@ -86,7 +92,7 @@ class Messages:
 
     def _unknown(self, key: str) -> str:
         """Why a key is refused that the merged values hold: it belongs to another option, or to nothing."""
-        family = family_of(self.choices.items())
+        family = self._family
         if key not in leaf_keys(family):
             return f"no such key{did_you_mean(near_keys(key, leaf_keys(family), prefer=self._sources))}"
         group = key.partition(".")[0]
@@ -102,8 +108,8 @@ def keys_in_force(choices: Mapping[str, str | None], dirs: Sequence[Path] = ()) 
     """
     import yaml
 
-    several = union_sections()
     family = family_of(choices.items())
+    several = union_sections(family)
     try:
         held = key_sources(composed_files({group: choices.get(group) for group in several}, dirs))
     except (OSError, ValueError, yaml.YAMLError):
@@ -142,10 +148,10 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _dotted(detail: ErrorDetails) -> str:
-    """The key of a pydantic error, without the tag that its union adds."""
-    parts = [str(part) for part in detail["loc"]]
-    if len(parts) > 1 and parts[0] in union_sections():
+def dotted(loc: Sequence[int | str], family: Family) -> str:
+    """The key of a pydantic error's place, without the tag that a union of this family's schema adds."""
+    parts = [str(part) for part in loc]
+    if len(parts) > 1 and parts[0] in union_sections(family):
         del parts[1]
     return ".".join(parts)
 

@@ -457,7 +457,7 @@ def test_a_run_of_an_older_schema_can_be_looked_at_but_not_gone_on_with(tmp_path
     assert isinstance(config.method, EvolmConfig)
     assert (config.method.buffer.capacity, config.method.buffer.min_age) == (7, 0)
     with pytest.raises(
-        ConfigError, match=r"written by an older racelab, before there was method\.evolm\.buffer"
+        ConfigError, match=r"written by an older racelab, before there was method\.buffer\.min_age"
     ):
         read_composed(file)
     raw["method"]["nonsense"] = 1

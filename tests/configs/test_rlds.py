@@ -163,6 +163,64 @@ def test_each_mistake_is_one_line_with_its_mend(words: list[str], parts: list[st
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["task=frozenlake", "method.group_size=1"], "method.group_size=1: must be greater"),
+        (["task=frozenlake", "method.sdae.eps=-1"], "method.sdae.eps=-1: must be greater than 0"),
+        (
+            ["task=hotpotqa", "method.loss_aggregation=x"],
+            "method.loss_aggregation=x: must be one of token_mean",
+        ),
+        (
+            ["condition=rlds", "method.reflect.failure_share=2"],
+            "method.reflect.failure_share=2: must be less",
+        ),
+        (["task=frozenlake", "task.max_turns=0"], "task.max_turns=0: must be greater"),
+        (["task=deepresearch", "task.tools.pdf_mb=0"], "task.tools.pdf_mb=0: must be greater than 0"),
+        (["method=race", "method.group_size=1"], "method.group_size=1: must be greater"),
+        (["method=race", "method.trqc.q_target=x"], "method.trqc.q_target=x: must be a valid number"),
+    ],
+)
+def test_a_refused_value_is_named_by_its_whole_key(words: list[str], start: str) -> None:
+    """A block of a union has its option's name in pydantic's place; `method` is a union in RACE runs only."""
+    text = message(*words)
+    assert len(text.splitlines()) == 1, text
+    assert text.startswith(start)
+
+
+def test_a_refused_value_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "preset").mkdir()
+    mine = tmp_path / "preset" / "mine.yaml"
+    head = "# @package _global_\ndefaults: [embedded]\npreset: mine\n"
+    mine.write_text(f"{head}method:\n  sdae:\n    eps: -1\ntask:\n  max_turns: 0\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        compose(["task=frozenlake", "preset=mine"], [tmp_path])
+    assert str(caught.value).splitlines() == [
+        f"task.max_turns=0 ({mine}:8): must be greater than or equal to 1",
+        f"method.sdae.eps=-1 ({mine}:6): must be greater than 0",
+    ]
+
+
+def test_a_refused_value_of_a_stored_config_is_named_by_its_whole_key(tmp_path: Path) -> None:
+    file = tmp_path / "composed.yaml"
+    raw = yaml.safe_load(compose(["task=hotpotqa"]).yaml)
+    raw["method"]["reflect"]["failure_share"] = 2
+    raw["task"]["max_turns"] = 0
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_composed(file)
+    assert [line.partition(" ")[0] for line in str(caught.value).splitlines()] == [
+        "task.max_turns=0",
+        "method.reflect.failure_share=2",
+    ]
+    raw["method"]["reflect"]["failure_share"], raw["task"]["max_turns"] = 0.5, 3
+    del raw["task"]["demonstration"], raw["method"]["sdae"]["phi_prior"]
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"there was task\.demonstration, method\.sdae\.phi_prior;"):
+        read_composed(file)
+
+
 def test_a_stored_config_is_read_back_as_what_it_was(tmp_path: Path) -> None:
     composed = compose(["task=deepresearch", "condition=rlds-no-kernel"])
     file = tmp_path / "composed.yaml"
