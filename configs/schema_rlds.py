@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from racelab.configs.refusals_rlds import refuse_what_grid_cannot, refuse_what_the_reflector_cannot
 from racelab.configs.schema import (
     ApiConfig,
     BackendConfig,
@@ -87,7 +88,10 @@ class TaskCommon(Section):
     prompts_per_step: Count = Field(description="Task instances (groups) of an update.")
     group_sizes: GroupSizes
     max_turns: Count
-    max_prompt_tokens: Count
+    max_prompt_tokens: Count = Field(
+        description="Of the conversation before the first reply. This and the next two say nothing to model=grid: its "
+        "prompt is the board, its turn one token."
+    )
     max_response_tokens: Count = Field(
         description="Of a whole episode after the prompt, observations included."
     )
@@ -139,6 +143,9 @@ class HotpotQaTask(TaskCommon):
     name: Literal["hotpotqa"]
     data: str = Field(
         min_length=1, description="`package`, a .json/.jsonl file (either schema), or a hub name."
+    )
+    question_types: tuple[Literal["bridge", "comparison"], ...] = Field(
+        description="Only questions of these types (HotpotQA's field `type`); empty: all."
     )
     default_top_k: Count
     max_top_k: Count
@@ -199,7 +206,9 @@ class DeepResearchTask(TaskCommon):
     name: Literal["deepresearch"]
     data: str = Field(min_length=1, description="`package`, `hub` (the five sources), or a .jsonl file.")
     tools: ToolServerConfig
-    judge: ApiConfig = Field(description="The rubric judge.")
+    judge: ApiConfig = Field(
+        description="The rubric judge; base_url=replay: a stand-in in this process, without model, key and cache."
+    )
     judge_timeout_s: Positive
     reward_weights: tuple[NonNegative, NonNegative, NonNegative, NonNegative] = Field(
         description="rubric, citation, format, search"
@@ -222,7 +231,7 @@ class SdaeConfig(Section):
     kernel: Literal["gaussian", "none"] = Field(description="none: stage 2's broadcast.")
     kernel_sigma: Positive = Field(description="In turns.")
     eps: Positive
-    skip_flat: bool = Field(description="Groups with equal rewards get no advantage.")
+    skip_flat: bool = Field(description="Groups with equal rewards get no advantage (in GRPO they never do).")
     phi_eta: Fraction = Field(description="Step of the dynamic φ (§6); 0: the static weights exactly.")
     phi_prior: Positive = Field(description="Strength of its Dirichlet prior, in observations.")
     null_draws: int = Field(ge=0, description="Permutations of the null of the diagnostics; 0: none.")
@@ -237,7 +246,10 @@ class ReflectConfig(Section):
     placement: Literal["system_prompt", "user_turn"]
     memory: int = Field(ge=0, description="Earlier suggestions shown to the reflector.")
     contrastive: bool = Field(description="Show the best sibling to the reflector.")
-    max_tokens: Count = Field(description="Of a grading or a reflection.")
+    max_tokens: Count = Field(
+        description="Of a grading or a reflection; in a form, of the suggestion alone (48 at most). The scripted and the "
+        "random write nothing: this and the next two do not matter to them."
+    )
     temperature: Positive
     top_p: TopP
 
@@ -276,7 +288,9 @@ class RldsMethodConfig(Section):
     sdae: SdaeConfig
     reflect: ReflectConfig
     auxiliary: AuxiliaryConfig
-    opmd_baseline: bool = Field(description="As RLDS §2.1 has R3L's: the baseline of a group is the mean of its originals.")
+    opmd_baseline: bool = Field(
+        description="As RLDS §2.1 has R3L's: the baseline of a group is the mean of its originals."
+    )
     positive_amplification: Annotated[float, Field(ge=1.0)] = Field(
         description="As RLDS §2.1 has R3L's: positive advantages of retries are multiplied by it; 1: off."
     )
@@ -380,10 +394,9 @@ class RldsRunConfig(Section):
                 "model=grid plays FrozenLake only, and cannot write: set task=frozenlake, method.grader=scripted and "
                 "method.reflector=scripted, or choose model=smollm2-135m"
             )
-        if self.model.engine == "grid" and t.demonstration:
-            raise ValueError(
-                "task.demonstration=true is for models that read; model=grid does not: set task.demonstration=false"
-            )
+        if self.model.engine == "grid":
+            refuse_what_grid_cannot(self)
+        refuse_what_the_reflector_cannot(m)
         if "scripted" in (m.grader, m.reflector) and t.name != "frozenlake":
             raise ValueError(
                 f"the scripted grader and reflector know FrozenLake only, not task={t.name}; set method.grader=policy "

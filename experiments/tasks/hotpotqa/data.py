@@ -68,7 +68,9 @@ def load(config: HotpotQaTask) -> Questions:
     path = Path(config.data).expanduser()
     known_ending = path.suffix.lower() in (".json", ".jsonl", ".parquet")
     if config.data == "package" or known_ending:
-        rows, dropped = _instances(read_rows(_HERE / "questions.jsonl" if config.data == "package" else path))
+        rows, dropped = _instances(
+            _of_types(config, read_rows(_HERE / "questions.jsonl" if config.data == "package" else path))
+        )
         _enough(config, "train_examples and task.validation_examples", n_train + n_validation, len(rows))
         drawn = _shuffled(rows, seed, "hotpotqa")
         return Questions(drawn[n_validation : n_validation + n_train], drawn[:n_validation], dropped)
@@ -77,15 +79,23 @@ def load(config: HotpotQaTask) -> Questions:
         raise ConfigError(
             f"task.data={config.data}: no such data; give package, a .json, .jsonl or .parquet file, or a hub name"
         )
-    held, held_dropped = _instances(_hub_rows(config.data, "validation"))
+    held, held_dropped = _instances(_of_types(config, _hub_rows(config.data, "validation")))
     _enough(config, "validation_examples", n_validation, len(held))
     validation = _shuffled(held, seed, "hotpotqa validation")[:n_validation]
-    rows, dropped = _instances(_hub_rows(config.data, "train"))
+    rows, dropped = _instances(_of_types(config, _hub_rows(config.data, "train")))
     asked = {_key(instance) for instance in validation}
     free = [instance for instance in rows if _key(instance) not in asked]
     _enough(config, "train_examples", n_train, len(free))
     train = _shuffled(free, seed, "hotpotqa train")[:n_train]
     return Questions(train, validation, dropped + held_dropped + len(rows) - len(free))
+
+
+def _of_types(
+    config: HotpotQaTask, rows: Iterable[tuple[str, Mapping[str, Any]]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows whose field `type` is asked for; all of them if none is named."""
+    wanted = config.question_types
+    return ((where, row) for where, row in rows if not wanted or row.get("type") in wanted)
 
 
 def _shuffled(rows: Sequence[Instance], seed: int, purpose: str) -> tuple[Instance, ...]:

@@ -46,10 +46,10 @@ Do not output tool schemas, pseudo-JSON, or commentary in tool arguments."""
 
 DEMONSTRATION: Final = (
     (
-        "In which town was the writer of the novel Grey Tide born?",
-        '<tool_call>\n{"name": "search", "arguments": {"query": "Grey Tide novel writer"}}\n</tool_call>',
+        "Were the writers Ivo Land and Ada Brill born in the same town?",
+        '<tool_call>\n{"name": "search", "arguments": {"query": "Ivo Land Ada Brill born"}}\n</tool_call>',
     ),
-    ('[1] "Grey Tide" Grey Tide is a novel by Ivo Land, who was born in Orle.', r"\boxed{Orle}"),
+    ('[1] "Ivo Land" Ivo Land and Ada Brill were both born in Orle.', r"\boxed{yes}"),
     (
         "Which is older, the Blue Bridge or the Salt Gate?",
         '<tool_call>\n{"name": "search", "arguments": {"query": "Blue Bridge Salt Gate age"}}\n</tool_call>',
