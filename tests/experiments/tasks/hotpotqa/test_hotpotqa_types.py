@@ -21,7 +21,7 @@ def config(*words: str) -> HotpotQaTask:
 
 def test_only_questions_of_the_types_asked_for(tmp_path: Path) -> None:
     rows = [
-        {"id": str(k), "question": f"q{k}?", "answer": "a", "type": t}
+        {"id": str(k), "question": f"q{k}?", "answer": "Orle", "type": t}
         for k, t in enumerate(["bridge", "comparison"] * 3)
     ]
     file = tmp_path / "questions.jsonl"
