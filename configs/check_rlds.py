@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from racelab.configs.findings import Finding, warn
 from racelab.configs.schema_rlds import FrozenLakeTask, RldsRunConfig
@@ -10,7 +10,17 @@ from racelab.configs.schema_rlds import FrozenLakeTask, RldsRunConfig
 
 def rlds_findings(config: RldsRunConfig) -> Iterator[Finding]:
     """All findings for a configuration."""
-    for rule in (_long_paths, _no_retries, _nothing_to_imitate, _no_null, _short_replies):
+    rules = (
+        _long_paths,
+        _no_retries,
+        _nothing_to_retry,
+        _nothing_to_imitate,
+        _scalar_advantages,
+        _no_null,
+        _short_replies,
+        _late_checkpoints,
+    )
+    for rule in rules:
         yield from rule(config)
 
 
@@ -29,6 +39,42 @@ def _no_retries(config: RldsRunConfig) -> Iterator[Finding]:
     reflect = config.method.reflect
     if reflect.max_retries and reflect.failure_share == 0:
         yield warn("method.reflect.failure_share", 0, "no failure is ever retried", 0.5)
+
+
+def _nothing_to_retry(config: RldsRunConfig) -> Iterator[Finding]:
+    """Keys that only retries give a meaning to."""
+    m = config.method
+    if m.reflect.max_retries:
+        return
+    for key, value, usual in (
+        ("sdae.phi_eta", m.sdae.phi_eta if m.advantage == "sdae" else 0.0, 0.0),
+        ("reflect.placement", m.reflect.placement, "system_prompt"),
+        ("reflect.memory", m.reflect.memory, 0),
+        ("reflect.contrastive", m.reflect.contrastive, False),
+        ("mask_prefix", m.mask_prefix, "retries"),
+        ("opmd_baseline", m.opmd_baseline, False),
+        ("positive_amplification", m.positive_amplification, 1.0),
+        ("prompt_rewrite", m.prompt_rewrite, False),
+    ):
+        if value != usual:
+            reason = "without retries (method.reflect.max_retries=0) it changes nothing"
+            yield warn(f"method.{key}", _said(value), reason, _said(usual))
+
+
+def _scalar_advantages(config: RldsRunConfig) -> Iterator[Finding]:
+    """Keys of SDAE that change what is trained, set where it is not used (grades may still be, for the diagnostics)."""
+    m = config.method
+    if m.advantage != "grpo":
+        return
+    if m.sdae.phi_eta > 0:
+        reason = "advantage=grpo has no subtask weights: what is learnt does not change"
+        yield warn("method.sdae.phi_eta", _said(m.sdae.phi_eta), reason, 0)
+    if m.sdae.skip_flat:
+        reason = "with advantage=grpo a group with equal rewards has no advantage anyway"
+        yield warn("method.sdae.skip_flat", "true", reason, "false")
+    if m.sdae.kernel == "none":
+        reason = "advantage=grpo has no pivots to spread an advantage around: what is learnt does not change"
+        yield warn("method.sdae.kernel", "none", reason, "gaussian")
 
 
 def _nothing_to_imitate(config: RldsRunConfig) -> Iterator[Finding]:
@@ -67,3 +113,23 @@ def _short_replies(config: RldsRunConfig) -> Iterator[Finding]:
             f"a whole episode has task.max_response_tokens={task.max_response_tokens}",
             task.max_response_tokens,
         )
+
+
+def _late_checkpoints(config: RldsRunConfig) -> Iterator[Finding]:
+    wanted = config.eval.at_steps
+    reached = [step for step in wanted if step <= config.budget]
+    if len(reached) < len(wanted):
+        reason = f"the run ends with step {config.budget} at the latest"
+        yield warn("eval.at_steps", _listed(wanted), reason, _listed(reached))
+
+
+def _listed(values: Sequence[int]) -> str:
+    """As an override writes a list."""
+    return f"[{','.join(map(str, values))}]"
+
+
+def _said(value: object) -> str:
+    """As an override writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -247,8 +247,8 @@ class ReflectConfig(Section):
     memory: int = Field(ge=0, description="Earlier suggestions shown to the reflector.")
     contrastive: bool = Field(description="Show the best sibling to the reflector.")
     max_tokens: Count = Field(
-        description="Of a grading or a reflection; in a form, of the suggestion alone (48 at most). The scripted and the "
-        "random write nothing: this and the next two do not matter to them."
+        description="Of a grading or a reflection; in a form, of its suggestion alone (48 at most). What is scripted "
+        "or random writes nothing: this and the next two do not matter to it."
     )
     temperature: Positive
     top_p: TopP

@@ -244,6 +244,82 @@ def test_a_model_too_small_to_write_json_fills_in_forms_where_it_plays(task: str
     assert (paper.grader, paper.reflector) == ("policy", "policy")
 
 
+GRID = ["task=frozenlake", "preset=embedded"]
+TEXT = ["task=hotpotqa", "preset=paper"]
+
+
+@pytest.mark.parametrize(
+    ("words", "set_", "works"),
+    [
+        (GRID, "model.source=smollm2-135m", "grid"),
+        (GRID, "model.sha256=abc", "null"),
+        (GRID, "model.revision=main", "null"),
+        (GRID, "model.compute_dtype=bfloat16", "float32"),
+        (GRID, "model.device=cuda", "cpu"),
+        (GRID, "model.train_from_layer=1", "0"),
+        (GRID, "task.demonstration=true", "false"),
+        (GRID, "method.reflect.placement=user_turn", "system_prompt"),
+        (GRID, "method.reflect.memory=2", "0"),
+        (GRID, "method.reflect.contrastive=true", "false"),
+        ([*GRID, "model=smollm2-135m"], "method.reflect.memory=2", "0"),
+        ([*TEXT, "method.prompt_rewrite=true"], "method.reflect.placement=user_turn", "system_prompt"),
+    ],
+)
+def test_what_the_model_or_the_reflector_cannot_honour_is_refused(
+    words: list[str], set_: str, works: str
+) -> None:
+    rlds(*words)
+    text = message(*words, set_)
+    assert len(text.splitlines()) == 1, text
+    assert text.startswith(f"{set_}: ")
+    assert text.endswith(f"; set {set_.partition('=')[0]}={works}")
+    rlds(*words, f"{set_.partition('=')[0]}={works}")
+
+
+def test_what_another_model_or_reflector_honours_is_taken() -> None:
+    rlds(*GRID, "model.device=auto")
+    rlds(*GRID, "model=smollm2-135m", "method.reflect.placement=user_turn", "task.demonstration=true")
+    rlds(*TEXT, "method.reflect.memory=2", "method.reflect.contrastive=true", "model.train_from_layer=3")
+    rlds(*TEXT, "method.prompt_rewrite=true", "method.reflect.memory=2", "method.reflect.contrastive=true")
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [
+        (["condition=base-reflection", "method.sdae.phi_eta=0.1"], "method.sdae.phi_eta=0"),
+        (["condition=base-reflection", "method.sdae.skip_flat=true"], "method.sdae.skip_flat=false"),
+        (["condition=base-reflection", "method.sdae.kernel=none"], "method.sdae.kernel=gaussian"),
+        (["condition=rlvr", "method.sdae.phi_eta=0.1"], "method.sdae.phi_eta=0"),
+        (["condition=rlvr", "method.opmd_baseline=true"], "method.opmd_baseline=false"),
+        (["condition=rlvr", "method.positive_amplification=3"], "method.positive_amplification=1"),
+        (["condition=rlvr", "method.mask_prefix=both"], "method.mask_prefix=retries"),
+        (["condition=rlvr", "method.prompt_rewrite=true"], "method.prompt_rewrite=false"),
+        (["condition=rlvr", "method.reflect.memory=3"], "method.reflect.memory=0"),
+        (["condition=rlvr", "method.reflect.contrastive=true"], "method.reflect.contrastive=false"),
+        (
+            ["condition=rlvr", "method.reflect.placement=user_turn"],
+            "method.reflect.placement=system_prompt",
+        ),
+        (["run.updates=20", "eval.at_steps=[10,30]"], "eval.at_steps=[10]"),
+    ],
+)
+def test_a_key_that_changes_nothing_under_a_condition_is_said(words: list[str], works: str) -> None:
+    (found,) = reachability(rlds(*TEXT, *words))
+    key, _, value = words[-1].partition("=")
+    assert (found.severity, found.key, found.value, found.works) == ("warning", key, value, works)
+    assert not reachability(rlds(*TEXT, *words[:-1], works))
+
+
+def test_dynamic_weights_do_not_move_without_retries() -> None:
+    words = ["condition=rlds-no-aux", "method.reflect.max_retries=0", "method.sdae.phi_eta=0.1"]
+    assert [f.key for f in reachability(rlds(*TEXT, *words))] == ["method.sdae.phi_eta"]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_as_it_ships_has_no_key_that_changes_nothing(condition: str) -> None:
+    assert not reachability(rlds(*TEXT, f"condition={condition}"))
+
+
 def test_what_cannot_be_reached_is_said() -> None:
     assert [f.key for f in reachability(compose(["task=frozenlake", "preset=paper"]).config)] == [
         "task.max_path"
