@@ -2,6 +2,7 @@ r"""One HotpotQA episode: search, read, answer (RLDS App. D.2).
 
 What D.2 leaves open is done so:
 
+- What a reply says between <think> tags (or before an end tag without a start) is neither a call nor an answer.
 - A reply with a tool call and a boxed answer is refused: nothing is searched, the answer is not taken, the turn is
   spent and the observation says so. A box inside a call's arguments is an argument, no answer.
 - One call is made per reply, the first; each further one is answered with an error.
@@ -22,7 +23,7 @@ from typing import Any, Final
 from racelab.experiments.episodes import Observation, Result, Turn
 from racelab.experiments.models.retrieval import Hit
 from racelab.experiments.models.retriever_client import Retriever, RetrieverError
-from racelab.experiments.models.text import defang
+from racelab.experiments.models.text import defang, strip_thinking
 from racelab.experiments.tasks.hermes import (
     ToolCall,
     ToolCallError,
@@ -103,7 +104,8 @@ class HotpotQaEnvironment:
         """A search, an answer, or a hint at both. What the agent or the retriever does wrong is told and counted."""
         if self._end:
             raise RuntimeError("the episode has ended")
-        calls, answer, step = parse_tool_calls(reply), boxed_answer(without_tool_calls(reply)), _Step()
+        said = strip_thinking(reply)
+        calls, answer, step = parse_tool_calls(said), boxed_answer(without_tool_calls(said)), _Step()
         if calls and answer is not None:
             step.count("refused")
             text = REFUSED

@@ -17,8 +17,17 @@ from typing import Final
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _WHOLE: Final = frozenset({"yes", "no", "noanswer"})
-_BRACE: Final = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
-_STYLE: Final = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit)\b\s*(?=\{)")
+_STYLES: Final = (
+    "boxed", "fbox", "mbox", "hbox", "underline", "emph", "operatorname", "boldsymbol", "bm",
+    *(f"text{kind}" for kind in ("", "bf", "it", "rm", "sf", "tt", "sc", "sl", "up", "md", "normal")),
+    *(f"math{kind}" for kind in ("rm", "bf", "it", "sf", "tt", "normal")),
+)  # fmt: skip
+"""Commands that change how an answer looks, not what it says."""
+# A second backslash before a command is that of a model that writes as in JSON. Else two are a line break, and do not
+# escape the brace after them.
+_BRACE: Final = re.compile(r"\\\\?boxed\s*\{|\\\\|\\[{}]|[{}]")
+_STYLE: Final = re.compile(rf"(\\\\?(?:{'|'.join(_STYLES)})\b\s*(?=\{{))|\\\\|\\~|~")
+_SAYS_NOTHING: Final = re.compile(r"[\s{}]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,9 @@ def boxed_answer(text: str) -> str | None:
     r"""What stands in the last `\boxed{...}` of a text, or None.
 
     Braces nest and `\{` is a letter. A box that is not closed, or is blank (as where an agent speaks of \boxed{}), is
-    no answer; of a box in a box the outer one counts. `\text{...}` and its like inside are dropped, their content is
-    kept.
+    no answer; of a box in a box the outer one counts. `\text`, an inner `\boxed` and their like are dropped, their
+    content is kept with its braces; `~` and the line break `\\` are blanks. Blank is what then holds braces and white
+    space only.
     """
     boxes: list[tuple[int, str]] = []
     open_braces: list[tuple[int, int] | None] = []  # of a box: where it and its content begin
@@ -99,7 +109,12 @@ def boxed_answer(text: str) -> str | None:
                 while boxes and boxes[-1][0] > start[0]:
                     boxes.pop()
                 boxes.append((start[0], text[start[1] : found.start()]))
-        elif sign == "{" or sign.startswith("\\boxed"):
+        elif sign[-1] == "{" and sign != "\\{":
             open_braces.append((found.start(), found.end()) if sign != "{" else None)
-    answers = [content.strip() for _, content in boxes if content.strip()]
-    return _STYLE.sub("", answers[-1]) if answers else None
+    answers = [_STYLE.sub(_plain, content).strip() for _, content in boxes]
+    return next((answer for answer in reversed(answers) if not _SAYS_NOTHING.fullmatch(answer)), None)
+
+
+def _plain(found: re.Match[str]) -> str:
+    r"""What replaces a match of `_STYLE`: nothing a style, a blank `\\` and `~`; the accent `\~` stays."""
+    return "" if found[1] else found[0] if found[0] == r"\~" else " "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from racelab.configs.schema_rlds import HotpotQaTask, RetrieverConfig
@@ -13,7 +14,7 @@ from racelab.experiments.models.retrieval import open_engine
 from racelab.experiments.models.retriever_client import HttpRetriever, LocalRetriever, Retriever
 from racelab.experiments.models.text import defang
 from racelab.experiments.tasks.hermes import STOP
-from racelab.experiments.tasks.hotpotqa.data import NAME, corpus_file, load
+from racelab.experiments.tasks.hotpotqa.data import NAME, corpus_file, load, read_rows
 from racelab.experiments.tasks.hotpotqa.env import TOOL, HotpotQaEnvironment, Rules
 from racelab.experiments.tasks.hotpotqa.taxonomy import DEMONSTRATION, SUBTASKS, SYSTEM_PROMPT
 
@@ -145,11 +146,14 @@ def _local(config: RetrieverConfig) -> LocalRetriever:
 
 
 def _check(config: HotpotQaTask) -> None:
-    """Raises ConfigError for what the schema cannot see."""
+    """Raises ConfigError for what the schema cannot see, DataError for a file of questions that is not there."""
     if config.default_top_k > config.max_top_k:
         raise ConfigError(
             f"task.default_top_k={config.default_top_k} is above task.max_top_k={config.max_top_k}; lower it"
         )
+    data = Path(config.data).expanduser()
+    if data.suffix.lower() in (".json", ".jsonl", ".parquet"):
+        read_rows(data)  # only looks whether it is there: the rows are read when they are asked for
     packaged = (config.data == "package", config.retriever.corpus == "package")
     if not config.retriever.url.strip() and packaged == (False, True):
         raise ConfigError(

@@ -175,6 +175,19 @@ def test_neither_call_nor_answer(env: HotpotQaEnvironment) -> None:
     assert not seen.done
 
 
+def test_what_is_thought_is_neither_call_nor_answer(env: HotpotQaEnvironment, retriever: Counting) -> None:
+    """A model that thinks weighs answers and calls before it gives one."""
+    thought = rf"<think>Perhaps \boxed{{Orrasund}}? I could {call(query='Orrasund')}</think>"
+    seen = env.step(thought + call(query="Oskar Thane"))
+    assert (seen.done, retriever.asked) == (False, [("Oskar Thane", 5)])
+    for unfinished in (thought, r"<think>It is \boxed{Orrasund}", r"so \boxed{Orrasund}</think> Wait."):
+        seen = env.step(unfinished)
+        assert (seen.done, seen.text.startswith("No tool call and no answer found.")) == (False, True)
+    assert env.step(thought + r"It is \boxed{Wexcombe}.").text == "Your answer is correct."
+    assert env.result().metrics["tool_calls"] == 1
+    assert env.result().metrics["refused"] == 0
+
+
 def test_nothing_found_is_said(env: HotpotQaEnvironment) -> None:
     assert "No passages found" in env.step(call(query="zzz")).text
 

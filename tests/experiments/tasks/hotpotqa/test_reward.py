@@ -75,7 +75,19 @@ def test_the_official_rule_for_yes_and_no() -> None:
         (r"\boxed{a} and then \boxed{b}", "b"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\text{Tern Bridge}}", "{Tern Bridge}"),
-        (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
+        (r"\boxed{a \boxed{b} c}", "a {b} c"),
+        (r"\boxed{\boxed{Paris}}", "{Paris}"),
+        (r"\boxed{\boxed{}}", None),
+        (r"\boxed{\text{}}", None),
+        (r"\boxed{~ \\}", None),
+        (r"\boxed{x} or \boxed{\boxed{ }}", "x"),
+        (r"\boxed{New York\\}", "New York"),
+        (r"\boxed{New\\York}", "New York"),
+        (r"\boxed{a\\\}b}", r"a \}b"),
+        (r"\boxed{New~York}", "New York"),
+        (r"\boxed{pi\~na}", r"pi\~na"),
+        (r"\\boxed{\\text{Paris}}", "{Paris}"),
+        (r"\boxed{\texture{x}}", r"\texture{x}"),
         (r"\boxed {x}", "x"),
         (r"\boxed{f\}x}", r"f\}x"),
         (r"\\boxed{x}", "x"),
@@ -93,8 +105,23 @@ def test_boxed(text: str, answer: str | None) -> None:
     assert boxed_answer(text) == answer
 
 
-def test_a_style_inside_the_box_does_not_cost_the_match() -> None:
-    answer = boxed_answer(r"\boxed{\text{the Tern Bridge}}")
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(
+            f"\\{style}{{the Tern Bridge}}"
+            for style in (
+                "text", "textbf", "textsf", "texttt", "textsc", "emph", "mbox", "fbox", "underline", "mathrm",
+                "mathsf", "operatorname", "boxed",
+            )
+        ),
+        r"\underline{\textbf {Tern Bridge}}",
+        r"\boxed{\text{Tern~Bridge}}",
+        r"Tern Bridge\\",
+    ],
+)  # fmt: skip
+def test_a_style_inside_the_box_does_not_cost_the_match(content: str) -> None:
+    answer = boxed_answer(f"\\boxed{{{content}}}")
     assert answer is not None
     assert score(answer, ["Tern Bridge"]).em
 
@@ -102,6 +129,7 @@ def test_a_style_inside_the_box_does_not_cost_the_match() -> None:
 def test_many_open_boxes_take_no_time() -> None:
     assert boxed_answer("\\boxed{" * 50_000 + "x" + "}" * 50_000) is not None
     assert boxed_answer("\\boxed{" * 50_000) is None
+    assert boxed_answer("\\boxed{" + "\\" * 50_000 + "}") is None
 
 
 _WORDS = st.lists(st.sampled_from(["a", "red", "green", "yes", "no", "The", "blue."]), max_size=6).map(

@@ -38,8 +38,8 @@ def config(**changes: Any) -> HotpotQaTask:
         "name": "hotpotqa", "data": "package", "train_examples": 24, "validation_examples": 8, "data_seed": 0,
         "prompts_per_step": 2, "group_sizes": {"scalar": 4, "reflect": 3}, "max_turns": 3,
         "max_prompt_tokens": 1024, "max_response_tokens": 768, "max_turn_tokens": 48, "temperature": 0.7,
-        "top_p": 1.0, "demonstration": False, "question_types": [], "default_top_k": 2, "max_top_k": 50, "result_chars": 240,
-        "total_chars": 8000, "f1_threshold": 0.3, "official_yes_no": False,
+        "top_p": 1.0, "demonstration": False, "question_types": [], "default_top_k": 2, "max_top_k": 50,
+        "result_chars": 240, "total_chars": 8000, "f1_threshold": 0.3, "official_yes_no": False,
         "retriever": {**retriever, **changes.pop("retriever", {})},
     }  # fmt: skip
     return HotpotQaTask.model_validate({**base, **changes})
