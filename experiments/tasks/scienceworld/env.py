@@ -2,22 +2,24 @@
 
 What D.3 leaves open, or says in two ways:
 
-- A turn is one reply, and 30 of them end the episode, counted here. `help`, `objects` and `task` are free in that the
-  simulator's clock stands still and they are no executed command for the reward; they do use a turn, since a reply was
-  sampled. `wait` is one turn although it moves the clock by ten.
+- A turn is one reply, and 30 of them end the episode, counted here. D.3 says that `help` and `objects` are "free". Here
+  they (and `task`) are so in that the simulator's clock stands still and they are no executed command for the reward;
+  they do use a turn, since a reply was sampled, and the prompt says so. `wait` is one turn although it moves the clock
+  by ten.
 - `reset task` would set the progress back: it is refused with a notice and does nothing.
 - A reply must hold exactly one closed <action> tag with something in it. Another reply uses the turn and changes
   nothing.
 - After "Ambiguous request" the simulator would swallow whatever is not the number of an option. The agent may answer
   with a number; before any other command the choice is cancelled (which moves the clock by one), so that the command
-  counts. Free commands leave the choice open.
+  counts. Free commands leave the choice open. The simulator's "(or blank to cancel)" is left out of what the agent
+  reads: a blank is no action here.
 - "The same action" is compared without case and extra blanks. The third one is still executed; a reply without an
   action breaks the row.
 - A score below 0 means a mistake that ends the task (a wrong focus), although the simulator does not say "completed".
 - Steps are numbered from 0, as the grader's pivots and `retry_from_step` are.
 - The paper names the parts of the terminal observation, not its words; these are ours.
-- A simulator that fails ends the episode with reward 0 exactly, unshaped. A failure while the world is built costs
-  nothing: another simulator builds it.
+- A simulator that fails ends the episode with reward 0 exactly, unshaped, which can be more than an honest one earns
+  (see `result`). A failure while the world is built costs nothing: another simulator builds it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ BLOCKED: Final = "reset task"
 AMBIGUOUS: Final = "Ambiguous request"
 REJECTED: Final = ("No known action matches", "Unknown action", AMBIGUOUS)
 """D.3's markers: an observation that opens with one of them executed nothing."""
+_CANCEL: Final = " (or blank to cancel)"
 
 NO_ACTION = "Your reply held no action, so the turn was used up and nothing changed. Give exactly one action."
 REFUSED = f"`{BLOCKED}` is not available; nothing changed."
@@ -189,7 +192,11 @@ class ScienceWorldEnv:
         return self._finish(reason)
 
     def result(self) -> Result:
-        """The shaped reward of D.3; solved means a raw score of 1. After a fault: 0, unshaped.
+        """The shaped reward of D.3; solved means a raw score of 1.
+
+        After a fault of the simulator the reward is 0, unshaped, whatever was earned before. That is above an honest
+        episode without a score and with too little reasoning, which gets -0.1, and the others of its group are
+        compared with it. The metric `jvm_fault` is 1 for such an episode, else 0.
 
         Raises:
             RuntimeError: the episode is not over.
@@ -246,10 +253,8 @@ class ScienceWorldEnv:
         self._options = {}
         if state.text.startswith(AMBIGUOUS):
             self._options = dict(_OPTION.findall(state.text))
-            return (
-                f"{state.text.rstrip()}\nGive a number as the action; another command cancels the request.",
-                "ambiguous",
-            )
+            asked = state.text.replace(_CANCEL, "", 1).rstrip()
+            return f"{asked}\nGive a number as the action; another command cancels the request.", "ambiguous"
         if state.text.startswith(REJECTED):
             return f"{state.text.rstrip()}\n{_matching(action, simulator.templates())}", "rejected"
         self._executed[-1] = chosen

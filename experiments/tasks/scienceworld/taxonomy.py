@@ -2,6 +2,9 @@
 
 The paper prints no system prompt for this task; this one is ours, in the manner of Fig. 10: what to answer with, the
 commands, and a place for additions.
+
+A deviation: D.3 calls `help` and `objects` free. Here every reply is a turn, so the prompt says that they cost no time
+in the world, but a turn.
 """
 
 from __future__ import annotations
@@ -51,9 +54,9 @@ You are an agent in a text world, acting as a scientist who solves the task by e
     + "\n".join(COMMANDS)
     + """
 
-OBJ and LOCATION stand for names that an observation mentions. Two commands are free: help lists the commands that are
-valid now, objects lists the names that can be used now. Focus on an object only when the task asks for it: a wrong
-focus ends the task.
+OBJ and LOCATION stand for names that an observation mentions. Two commands cost no time in the world, but a turn: help
+lists the commands that are valid now, objects lists the names that can be used now. Focus on an object only when the
+task asks for it: a wrong focus ends the task.
 
 # Rules and hints
 *(To be discovered through play - consult any additions below.)*

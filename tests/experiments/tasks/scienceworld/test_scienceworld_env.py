@@ -5,7 +5,7 @@ import pytest
 from racelab.experiments.episodes import Instance, Turn
 from racelab.experiments.tasks.scienceworld.env import FORMAT_REMINDER, NO_ACTION, REFUSED
 from racelab.experiments.tasks.scienceworld.task import ScienceWorld
-from racelab.experiments.tasks.scienceworld.taxonomy import SUBTASKS
+from racelab.experiments.tasks.scienceworld.taxonomy import SUBTASKS, SYSTEM_PROMPT
 
 
 def say(command, thought="so"):
@@ -51,6 +51,12 @@ def test_free_commands_stop_the_clock_but_use_a_turn(play):
     env.stop("turns")
     metrics = env.result().metrics
     assert (metrics["free_turns"], metrics["turns"], metrics["diversity"]) == (3.0, 3.0, 0.0)
+
+
+def test_the_agent_is_told_that_help_uses_a_turn():
+    text = " ".join(SYSTEM_PROMPT.split())
+    assert "Two commands cost no time in the world, but a turn: help lists" in text
+    assert "free" not in text
 
 
 @pytest.mark.parametrize("command", ["reset task", "Reset  TASK", "reset\ntask"])
@@ -104,7 +110,9 @@ def test_an_ambiguous_request_is_answered_by_a_number(play):
     env = play()
     asked, chosen = run(env, ["look at door", "1"])
     assert asked.info["status"] == "ambiguous"
-    assert asked.text.startswith("Ambiguous request")
+    assert asked.text.startswith(
+        "Ambiguous request: Please enter the number for the action you intended:\n0:\t"
+    )  # the simulator's "(or blank to cancel)" is no action here
     assert "1:\tlook at door" in asked.text
     assert chosen.info["status"] == "ok"
     assert chosen.text.startswith("A door to")
