@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from racelab.configs.schema import Config
-from racelab.configs.schema_rlds import RldsRunConfig
-from racelab.experiments.errors import RacelabError
+from racelab.configs.schema_rlds import RldsRunConfig, ScienceWorldTask
+from racelab.experiments.errors import MissingDependencyError, RacelabError
 from racelab.sweeps.cells import Cell
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
 
     The prompts are those of data and seed, whatever the method; what the method needs beside them is asked for each.
+    Of an RLDS run a dry run checks only the names that ScienceWorld's package knows, where that is installed.
 
     Returns:
         What a dry run finds missing that may be there where the sweep is to run: the address and key of the API model.
@@ -42,6 +43,8 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
             if isinstance(c, RldsRunConfig):
                 if not dry_run:
                     check.task(c)
+                elif isinstance(c.task, ScienceWorldTask):
+                    _check_names(c.task)
             elif not dry_run:
                 check(c)
             elif (
@@ -55,6 +58,18 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
         if dry_run and isinstance(c, Config) and (lack := _api_lacks(c)):
             lacks[f"cell {cell.label}: {lack}"] = None
     return list(lacks)
+
+
+def _check_names(config: ScienceWorldTask) -> None:
+    """Raises ConfigError for a task or simplification that the package does not have; starts no Java."""
+    from racelab.experiments.tasks.scienceworld.installation import find_package
+    from racelab.experiments.tasks.scienceworld.splits import check_names, task_names
+
+    try:
+        names = task_names(find_package()[0] / "tasks.json")
+    except MissingDependencyError:  # it may be there where the sweep is to run
+        return
+    check_names(config, names)
 
 
 def _api_lacks(config: Config) -> str:

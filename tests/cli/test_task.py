@@ -80,6 +80,36 @@ def test_words_that_leave_a_condition_what_it_is_are_taken(call: Call, words: li
     assert labels(call("task", "--name", "frozenlake", "--condition", "rlds", *words, *DRY)) == ["rlds"]
 
 
+SCIENCE = ("task", "--name", "scienceworld", "--condition", "rlvr", "--dry-run")
+WRONG_NAMES = [
+    ("task.simplification=easi", "'easi', which ScienceWorld does not know; near: easy"),
+    ("task.train_tasks=[boill]", "'boill', which is no ScienceWorld task; near: boil"),
+]
+
+
+@pytest.mark.parametrize(("word", "says"), WRONG_NAMES)
+def test_a_dry_run_finds_wrong_names_of_scienceworld_without_java(
+    call: Call, monkeypatch: pytest.MonkeyPatch, word: str, says: str
+) -> None:
+    pytest.importorskip("scienceworld")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("JAVA_HOME", "")
+    found = call(*SCIENCE, word)
+    assert found.code == 2
+    assert says in found.err
+    assert "cell rlvr (seed 0)" in found.err
+    assert call(*SCIENCE).code == 0
+
+
+def test_a_dry_run_does_not_need_the_package_of_scienceworld(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from racelab.experiments.tasks.scienceworld import installation
+
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None)
+    assert call(*SCIENCE).code == 0
+
+
 def racelab(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "racelab.cli.main", *words],
