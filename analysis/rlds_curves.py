@@ -5,9 +5,10 @@ stands beside it. Intervals are of a bootstrap that draws seeds (outer level) an
 condition, so that a difference is paired in both. Seeds are few, and resampling few of them understates their
 spread: with three seeds read an interval as a lower bound on the uncertainty.
 
-Curves are compared at equal updates, at equal tokens that the trained model sampled (its rollouts, gradings and
-reflections), and at equal CPU seconds of the run's process (updates only: neither validation nor warm-up, and no
-server or simulator).
+Curves are compared at equal updates (at evaluations that were made), at equal tokens that the trained model sampled
+(its rollouts, gradings and reflections; a scripted or random role samples none), and at equal CPU seconds of the run's
+process (updates only: neither validation nor warm-up, and no server or simulator). Between evaluations the last two
+are linear.
 
 Shapes: S seeds, E evaluations of a run, V validation examples, B bootstrap replicates.
 """
@@ -21,9 +22,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from racelab.analysis.rlds_summary import evaluations, last_evaluations, notes
-from racelab.configs.schema_rlds import FrozenLakeTask, RldsRunConfig
-from racelab.experiments.errors import DataError, RacelabError
+from racelab.analysis.rlds_validation import evaluations, last_evaluations
+from racelab.analysis.rlds_verdicts import ARMS, verdicts, without_retries
+from racelab.analysis.rlds_walker import blind_walker
+from racelab.analysis.rlds_words import FEW, notes, unpaid
+from racelab.configs.schema_rlds import RldsRunConfig
+from racelab.experiments.errors import DataError
 from racelab.experiments.rng import numpy_generator
 from racelab.experiments.runfolder import RunFolder
 
@@ -31,14 +35,11 @@ FloatArray = npt.NDArray[np.float64]
 
 AXES: Final = {"updates": "updates", "tokens": "sampled tokens", "cpu_s": "CPU seconds"}
 """What curves are drawn against -> its name for people."""
-SDAE, RETRIES, RANDOM = (
-    ("rlds", "base-reflection"),
-    ("base-reflection", "rlvr"),
-    ("rlds", "rlds-random-grades"),
-)
-"""Differences that answer a question: what SDAE adds, what the retries add, what the grades' content adds."""
 REFERENCES: Final[tuple[str, ...]] = ("rlvr", "base-reflection")
 _GRID: Final = 6
+"""Amounts, at most, at which curves are compared."""
+_RETRIES: Final = ("rlds/reflect/n_retries",)
+_PAIRS: Final = ("rlds/reflect/n_reflect_pairs", "rlds/reflect/n_retry_pairs")
 _TOKENS: Final = ("cost/tokens/policy", "cost/tokens/grade", "cost/tokens/reflect")
 
 
@@ -56,6 +57,8 @@ class Curve:
         reward: mean over the slice [E].
         result: example -> mean reward of the last evaluations.
         n_last: evaluations behind `result`.
+        retries: that were made.
+        pairs: that the auxiliary loss learnt from.
         config: of the run.
     """
 
@@ -68,12 +71,15 @@ class Curve:
     reward: FloatArray
     result: Mapping[str, float]
     n_last: int
+    retries: int
+    pairs: int
     config: RldsRunConfig
 
     @property
     def best(self) -> float:
-        """The highest evaluation."""
-        return float(self.reward.max())
+        """The highest evaluation of a checkpoint; the untrained model is none, unless there is no other."""
+        checkpoints_E = self.reward[self.at["updates"] > 0]
+        return float((checkpoints_E if len(checkpoints_E) else self.reward).max())
 
 
 def read_curve(run: RunFolder, label: str) -> Curve | None:
@@ -114,6 +120,8 @@ def read_curve(run: RunFolder, label: str) -> Curve | None:
         reward=np.array([np.mean(list(e["reward"].values())) for e in evals]),
         result={i: float(np.mean([e["reward"][i] for e in lasts])) for i in ids},
         n_last=len(lasts),
+        retries=int(so_far(_RETRIES)[-1]),
+        pairs=int(so_far(_PAIRS)[-1]),
         config=config,
     )
 
@@ -183,14 +191,15 @@ def compare_task(curves: Sequence[Curve]) -> dict[str, Any]:
     """The conditions of one task: results, paired differences, curves at equal cost, and what they say."""
     by_name = named(curves)
     pairs = [(a, b) for a in by_name for b in REFERENCES if a not in (b, REFERENCES[0]) and b in by_name]
-    pairs += [RANDOM] * all(name in by_name for name in RANDOM)
+    pairs += [(a, b) for a, b in ARMS if a in by_name and b in by_name]
     found = {f"{a} - {b}": _difference(by_name[a], by_name[b]) for a, b in pairs}
     differences = {name: values for name, values in found.items() if values is not None}
     return {
-        "notes": _notes(by_name),
+        "notes": [*_notes(by_name), *without_retries(by_name)],
+        "token_notes": unpaid({name: next(iter(of.values())).config.method for name, of in by_name.items()}),
         "conditions": {name: _condition(of) for name, of in by_name.items()},
         "differences": differences,
-        "verdicts": verdicts(differences),
+        "verdicts": verdicts(differences, by_name),
         "curves": {axis: _at_equal(by_name, axis) for axis in AXES},
         "blind_walker": blind_walker(curves[0].config),
     }
@@ -209,7 +218,7 @@ def _condition(curves: Mapping[int, Curve]) -> dict[str, Any]:
     """One condition over its seeds: the result with its interval, and the mean over seeds of best and last."""
     first, seeds = next(iter(curves.values())), sorted(curves)
     ids = sorted(set.intersection(*(set(curves[s].result) for s in seeds)))
-    found = bootstrap(table_SV(curves, seeds, ids), _rng(), first.replicates)
+    found = _interval(table_SV(curves, seeds, ids), first.replicates)
     return {
         "seeds": seeds,
         "examples": len(ids),
@@ -221,109 +230,70 @@ def _condition(curves: Mapping[int, Curve]) -> dict[str, Any]:
     }
 
 
-def _rng() -> np.random.Generator:
-    """The same draws for every comparison: the same data give the same interval."""
-    return numpy_generator(0, "rlds-compare")
+def _interval(values_SV: FloatArray, replicates: int) -> dict[str, float | None]:
+    """`bootstrap`, without low and high where the examples are too few; the same data give the same interval."""
+    found: dict[str, float | None] = {**bootstrap(values_SV, numpy_generator(0, "rlds-compare"), replicates)}
+    return found if values_SV.shape[1] >= FEW else found | {"low": None, "high": None}
 
 
 def _difference(a: Mapping[int, Curve], b: Mapping[int, Curve]) -> dict[str, Any] | None:
-    """Result of a less that of b, paired over common seeds and examples; None without a common one."""
+    """Result of a less that of b, paired over common seeds and examples; None without a common one.
+
+    `resolved`: there is an interval, and 0 is not in it.
+    """
     seeds = sorted(a.keys() & b.keys())
     runs = [of[seed] for of in (a, b) for seed in seeds]
     ids = sorted(set.intersection(*(set(run.result) for run in runs))) if runs else []
     if not ids:
         return None
     values_SV = table_SV(a, seeds, ids) - table_SV(b, seeds, ids)
-    found = bootstrap(values_SV, _rng(), runs[0].replicates)
+    found = _interval(values_SV, runs[0].replicates)
+    low, high = found["low"], found["high"]
     return {
         **found,
-        "resolved": not found["low"] <= 0.0 <= found["high"],
+        "resolved": low is not None and high is not None and not low <= 0.0 <= high,
         "seeds": seeds,
         "examples": len(ids),
     }
 
 
-def verdicts(differences: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What SDAE adds and what the retries add, in a sentence each; nothing about what was not run."""
-    said = []
-    sdae, retries, random = (differences.get(" - ".join(pair)) for pair in (SDAE, RETRIES, RANDOM))
-    if sdae is not None or random is not None:
-        parts = [] if sdae is None else [f"over the same retries with GRPO {_said(sdae)}"]
-        parts += [] if random is None else [f"over itself with random grades and pivots {_said(random)}"]
-        said.append(f"SDAE adds {', and '.join(parts)}.")
-    if retries is not None:
-        said.append(f"The retries add over scalar GRPO without them {_said(retries)}.")
-    return said
-
-
-def _said(found: Mapping[str, Any]) -> str:
-    words = f"{found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
-    return words if found["resolved"] else f"{words} (not resolved)"
-
-
 def _at_equal(by_name: Mapping[str, Mapping[int, Curve]], axis: str) -> dict[str, Any]:
-    """Mean reward over seeds at equal amounts of `axis`: None where one of the seeds had already ended.
+    """Mean reward over seeds at equal amounts of `axis`: None where one of the seeds has none.
 
-    The last amount is the largest that all seeds of some condition come to.
+    Updates are those after which all seeds of some condition were evaluated. Of tokens and seconds the last amount is
+    the largest that all seeds of some condition come to; a seed that had ended before has no reward there.
     """
-    ends = [min(float(c.at[axis][-1]) for c in of.values()) for of in by_name.values()]
-    grid = np.linspace(0.0, max(ends), _GRID + 1)[1:]
+    grid = _evaluated(by_name) if axis == "updates" else _spread(by_name, axis)
     rows: dict[str, list[float | None]] = {}
     for name, of in by_name.items():
         rows[name] = []
         for at in grid:
-            found = [interpolate(c.at[axis], c.reward, float(at)) for c in of.values()]
+            found = [_reward_at(c, axis, at) for c in of.values()]
             known = [value for value in found if value is not None]
             rows[name].append(sum(known) / len(known) if len(known) == len(found) else None)
-    return {"at": grid.tolist(), "reward": rows}
+    return {"at": grid, "reward": rows}
 
 
-def blind_walker(config: RldsRunConfig) -> float | None:
-    """Expected success on the validation boards of a walker that heads for the goal and does not see holes.
-
-    It takes each move that brings it nearer (Manhattan distance) with equal probability. On 4x4 boards that is the
-    line above which a policy must have learnt where holes are. None for other tasks, or if the boards cannot be had.
-    """
-    if not isinstance(config.task, FrozenLakeTask):
-        return None
-    from racelab.experiments.tasks.frozenlake.boards import from_instances
-    from racelab.experiments.tasks.frozenlake.task import FrozenLake
-
-    try:
-        slice_ = FrozenLake(config.task).validation()[: config.validation.examples]
-        boards = from_instances(slice_)
-    except RacelabError:
-        return None
-    chances = [
-        walk_blindly(cells.reshape(boards.side, boards.side), int(start), config.task.max_turns)
-        for cells, start in zip(boards.cells_MC, boards.start_M, strict=True)
+def _evaluated(by_name: Mapping[str, Mapping[int, Curve]]) -> list[float]:
+    """Steps of common evaluations, every n-th up to the last, where they are too many for a table."""
+    common = [
+        set.intersection(*(set(c.at["updates"].tolist()) for c in of.values())) for of in by_name.values()
     ]
-    return float(np.mean(chances)) if chances else None
+    steps = sorted(set.union(*common) - {0.0}) or [0.0]
+    stride = -(-len(steps) // _GRID)
+    return steps[::-1][::stride][::-1]
 
 
-def walk_blindly(cells: npt.NDArray[np.int8], start: int, turns: int) -> float:
-    """Exact chance that the walker of `blind_walker` reaches the goal of one board [side, side] in `turns` moves.
+def _spread(by_name: Mapping[str, Mapping[int, Curve]], axis: str) -> list[float]:
+    """Equal parts of the largest amount that all seeds of some condition come to."""
+    ends = [min(float(c.at[axis][-1]) for c in of.values()) for of in by_name.values()]
+    grid: list[float] = np.linspace(0.0, max(ends), _GRID + 1)[1:].tolist()
+    return grid
 
-    Example: with the goal one step right and one down of the start and a hole on one of the two ways it is 1/2.
-    """
-    from racelab.experiments.tasks.frozenlake.boards import GOAL, HOLE
 
-    side = len(cells)
-    (goal_row,), (goal_column,) = np.nonzero(cells == GOAL)
-    row, column = divmod(start, side)
-    if abs(goal_row - row) + abs(goal_column - column) > turns:
-        return 0.0
-
-    def chance(row: int, column: int) -> float:
-        if cells[row, column] == HOLE:
-            return 0.0
-        down, right = int(np.sign(goal_row - row)), int(np.sign(goal_column - column))
-        ways = [(row + down, column)] * (down != 0) + [(row, column + right)] * (right != 0)
-        if not ways:
-            return 1.0
-        if (row, column) not in known:
-            known[row, column] = sum(chance(*way) for way in ways) / len(ways)
-        return known[row, column]
-
-    known: dict[tuple[int, int], float] = {}
-    return chance(row, column)
+def _reward_at(curve: Curve, axis: str, at: float) -> float | None:
+    """Measured after so many updates; of tokens and seconds between two evaluations."""
+    if axis != "updates":
+        return interpolate(curve.at[axis], curve.reward, at)
+    (found,) = np.nonzero(curve.at[axis] == at)
+    return float(curve.reward[found[0]]) if len(found) else None

@@ -1,29 +1,33 @@
 """The conditions of a sweep as a picture: validation reward against updates, sampled tokens and CPU seconds.
 
 A row of panels per task. Thick: mean over seeds, as far as all of them go; thin: the seeds. Colours are from the set
-of Okabe and Ito (2008), told apart by every kind of colour vision; markers say the same.
+of Okabe and Ito (2008), told apart by every kind of colour vision; markers say the same. Only the points against
+updates are measured; the caption says so, and what the sampled tokens leave out.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from racelab.analysis.rlds_curves import AXES, Curve, named
+from racelab.analysis.rlds_curves import AXES, Curve, FloatArray, named
 from racelab.experiments.errors import RunFolderError
 from racelab.experiments.fsio import explain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _FAINT = "#666666"
 _DPI = 150
 _POINTS = 60
+_CAPTION_WIDTH = 170
 
 
 def plot(curves: Sequence[Curve], compared: Mapping[str, Any], title: str, file: Path) -> None:
@@ -38,12 +42,23 @@ def plot(curves: Sequence[Curve], compared: Mapping[str, Any], title: str, file:
     Raises:
         RunFolderError: the file cannot be written.
     """
+    try:
+        picture(curves, compared, title).savefig(
+            file, dpi=_DPI, format="png", metadata={"Software": "racelab"}
+        )
+    except OSError as error:
+        raise RunFolderError(f"cannot write {file}: {explain(error)}") from error
+
+
+def picture(curves: Sequence[Curve], compared: Mapping[str, Any], title: str) -> Figure:
+    """The picture itself; arguments as of `plot`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    tasks = list(compared)
-    figure = Figure(figsize=(11.0, 1.0 + 3.3 * len(tasks)), layout="constrained", facecolor="white")
+    tasks, caption = list(compared), _caption(compared)
+    height = 1.0 + 3.3 * len(tasks) + 0.15 * caption.count("\n")
+    figure = Figure(figsize=(11.0, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(tasks), len(AXES), squeeze=False, sharey="row")
     for axes, task in zip(grid, tasks, strict=True):
@@ -61,10 +76,18 @@ def plot(curves: Sequence[Curve], compared: Mapping[str, Any], title: str, file:
         axes[0].set_ylabel(f"{task}: validation reward", fontsize=9)
         axes[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    try:
-        figure.savefig(file, dpi=_DPI, format="png", metadata={"Software": "racelab"})
-    except OSError as error:
-        raise RunFolderError(f"cannot write {file}: {explain(error)}") from error
+    figure.supxlabel(caption, fontsize=7.5, x=0.01, ha="left")
+    return figure
+
+
+def _caption(compared: Mapping[str, Any]) -> str:
+    """What the curves are, and whose tokens leave grading and reflection out."""
+    said = [
+        "Points against updates are measured; against tokens and CPU seconds lines are linear between evaluations."
+    ]
+    for task, of in compared.items():
+        said += [f"NOTE: {f'{task}, ' if len(compared) > 1 else ''}{note}." for note in of["token_notes"]]
+    return "\n".join(line for sentence in said for line in textwrap.wrap(sentence, _CAPTION_WIDTH))
 
 
 def _draw(axis: Axes, by_name: Mapping[str, Mapping[int, Curve]], key: str) -> None:
@@ -74,10 +97,21 @@ def _draw(axis: Axes, by_name: Mapping[str, Mapping[int, Curve]], key: str) -> N
         if len(of) > 1:
             for curve in of.values():
                 axis.plot(curve.at[key], curve.reward, color=colour, lw=0.7, alpha=0.35)
-        x_P = np.linspace(0.0, min(float(c.at[key][-1]) for c in of.values()), _POINTS)
+        x_P = _measured(of) if key == "updates" else _between(of, key)
         y_P = np.mean([np.interp(x_P, c.at[key], c.reward) for c in of.values()], axis=0)
-        axis.plot(x_P, y_P, color=colour, lw=2.0, marker=marker, markevery=(_POINTS // 6, _POINTS // 5), ms=4.5,
-                  label=name)  # fmt: skip
+        # against tokens and seconds markers only tell the curves apart
+        every = 1 if key == "updates" else (_POINTS // 6, _POINTS // 5)
+        axis.plot(x_P, y_P, color=colour, lw=2.0, marker=marker, markevery=every, ms=4.5, label=name)
+
+
+def _measured(of: Mapping[int, Curve]) -> FloatArray:
+    """Updates after which all seeds were evaluated [P]."""
+    return np.array(sorted(set.intersection(*(set(c.at["updates"].tolist()) for c in of.values()))))
+
+
+def _between(of: Mapping[int, Curve], key: str) -> FloatArray:
+    """Amounts as far as all seeds go [P]."""
+    return np.linspace(0.0, min(float(c.at[key][-1]) for c in of.values()), _POINTS)
 
 
 def _walker(axis: Axes, level: float | None) -> None:

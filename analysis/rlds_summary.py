@@ -1,8 +1,6 @@
 """What happened in an RLDS run, from its spool: numbers first, each with what it may be taken for.
 
-Plain JSON values, so that the terminal, `--json` and the report show the same numbers. The paper reports the best
-validation over checkpoints; a maximum over noisy evaluations is biased upwards, so the last one and the mean of the
-last five stand beside it.
+Plain JSON values, so that the terminal, `--json` and the report show the same numbers.
 """
 
 from __future__ import annotations
@@ -13,19 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from racelab.analysis.stats import bootstrap_mean, paired_bootstrap
+from racelab.analysis.rlds_validation import validation
+from racelab.analysis.rlds_words import notes
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.fsio import read_json
-from racelab.experiments.rng import numpy_generator
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import read_spool
 
 Metrics = Sequence[Mapping[str, float]]
-Row = Mapping[str, Any]
 
-UNTRAINED, TRAINED = "untrained", "trained"
-LAST: Final = 5
-"""Evaluations whose mean is the result of a run."""
 STAGES: Final = (
     "stage1/sign_disagreement_rows",
     "stage1/sign_disagreement_groups",
@@ -38,10 +32,15 @@ STAGES: Final = (
 )
 _CALLS: Final = ("policy_gen", "grade_gen", "reflect_gen", "learner_samples")
 _ROLES: Final = ("policy", "grade", "reflect")
-_TOTALS: Final = re.compile(r"(jvm_(?!fault$)|faults/|tools/(?!seconds|cache)|judge/|retriever_(?!ms))")
-"""Counters of a task itself, that start again at zero each step; the others are means over a step's rollouts."""
+_STATE: Final = re.compile(r"env_steps_per_s$|tools/(seconds|cache_entries)$|retriever_ms")
+"""Rates and gauges of a task itself: what stands at the end of a step, or a mean over its calls."""
+_TOTALS: Final = re.compile(
+    r"env_steps$|jvm_(?!fault$)|faults/|tools/|judge/|retriever_(calls|failed|retried)$"
+)
+"""Counters of a task itself, that start again at zero each step; what is neither is a mean over a step's rollouts."""
 _END: Final = re.compile(r"end_.*_frac")
-_FAULT: Final = re.compile(r"fault|failed|restart|retried")
+_FAULT: Final = re.compile(r"(?!failed$|end_).*(fault|failed|restart|retried)")
+"""Of services and simulators; an episode that its agent fails (ScienceWorld's `failed`) is none."""
 
 
 def summarise_rlds(folder: RunFolder, config: RldsRunConfig) -> dict[str, Any]:
@@ -126,42 +125,20 @@ def _weighted(metrics: Metrics, name: str, weight: str) -> float | None:
     return sum(v * w for v, w in pairs) / n if n else None
 
 
-def _thirds(metrics: Metrics, name: str) -> dict[str, float | None]:
-    """Mean of the first and of the last third of the steps: single steps swing with their instances."""
+def _thirds(metrics: Metrics, name: str) -> dict[str, float | int | None]:
+    """Mean of the first and of the last third of the steps: single steps swing with their instances.
+
+    `n` is the number of steps in a third, at least 1, and `n_steps` that of all.
+    """
     found = values(metrics, name)
     n = max(1, len(found) // 3)
     first, last = found[:n], found[-n:]
     return {
         "first_third": sum(first) / n if found else None,
         "last_third": sum(last) / n if found else None,
+        "n": n,
+        "n_steps": len(found),
     }
-
-
-def notes(config: RldsRunConfig) -> list[str]:
-    """What a reader must know before the numbers."""
-    m, found = config.method, []
-    asked = {
-        "grader": str(m.grader) if m.grades else "",
-        "reflector": str(m.reflector) if m.reflect.max_retries else "",
-    }
-    for kind, words in _STAND_INS.items():
-        who = " and ".join(name for name, value in asked.items() if value == kind)
-        if who:
-            found.append(f"{who} = {kind}: {words}")
-    if config.preset == "embedded" and config.model.engine != "grid":
-        found.append(
-            "preset=embedded on a text task: a mechanism check. The model is too small and the run too short to learn; "
-            "no number here says anything about the method."
-        )
-    return found
-
-
-_STAND_INS: Final = {
-    "scripted": "programs that know the solution. Privileged hints: an upper bound, no evidence for self-reflection.",
-    "form": "the policy fills in a JSON form by choosing among labels, as it is too small to write one. "
-    "No evidence that it can grade or reflect in its own words.",
-    "random": "grades and pivots are drawn at random; what SDAE does here it does without a diagnosis.",
-}
 
 
 def seconds_by_part(metrics: Metrics) -> dict[str, float]:
@@ -170,96 +147,6 @@ def seconds_by_part(metrics: Metrics) -> dict[str, float]:
         k.removeprefix("perf/time/") for m in metrics for k in m if k.startswith("perf/time/")
     )
     return {name: total(metrics, f"perf/time/{name}") for name in names}
-
-
-def evaluations(samples: Sequence[Row]) -> list[dict[str, Any]]:
-    """One dict per evaluation, by step: step, model, and example -> reward and -> solved."""
-    found: dict[int, dict[str, Any]] = {}
-    for row in samples:
-        at = found.setdefault(
-            int(row["step"]),
-            {"step": int(row["step"]), "model": str(row["model"]), "reward": {}, "solved": {}},
-        )
-        at["reward"][str(row["example_id"])] = float(row["reward"])
-        at["solved"][str(row["example_id"])] = float(row["solved"])
-    return [found[step] for step in sorted(found)]
-
-
-def last_evaluations(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The last five after training has begun; the untrained one only if there is no other."""
-    later = [e for e in evals if e["step"] > 0]
-    return list((later or list(evals))[-LAST:])
-
-
-def validation(samples: Sequence[Row], n: int, seed: int) -> dict[str, Any]:
-    """The fixed slice: before and after with a paired interval, every evaluation, best, last, mean of the last five.
-
-    Args:
-        samples: rows of `val_examples`.
-        n: bootstrap replicates.
-        seed: of the run; the draws depend on nothing else.
-    """
-    evals = evaluations(samples)
-    if not evals:
-        return {"n_evaluations": 0}
-    by_model = {e["model"]: e for e in evals}
-    curve = [
-        {
-            "step": e["step"],
-            "model": e["model"],
-            "n": len(e["reward"]),
-            "reward": _average(e["reward"]),
-            "solved": _average(e["solved"]),
-        }
-        for e in evals
-    ]
-    lasts = last_evaluations(evals)
-    return {
-        "n_evaluations": len(evals),
-        **{
-            key: _paired(
-                by_model.get(UNTRAINED, {}).get(key, {}), by_model.get(TRAINED, {}).get(key, {}), n, seed
-            )
-            for key in ("reward", "solved")
-        },
-        "best": max(curve, key=lambda c: float(c["reward"])),
-        "last": curve[-1],
-        "last_five": {
-            "n_evaluations": len(lasts),
-            "steps": [e["step"] for e in lasts],
-            **{key: _mean_of(lasts, key, n, seed) for key in ("reward", "solved")},
-        },
-        "curve": curve,
-    }
-
-
-def _average(cells: Mapping[str, float]) -> float:
-    return sum(cells.values()) / len(cells)
-
-
-def _mean_of(evals: Sequence[Mapping[str, Any]], key: str, n: int, seed: int) -> dict[str, float]:
-    """Mean over examples of each example's mean over the evaluations, with its interval over examples."""
-    ids = sorted(set.intersection(*(set(e[key]) for e in evals)))
-    table = np.array([[e[key][i] for e in evals] for i in ids])
-    found = bootstrap_mean(table, numpy_generator(seed, "rlds-summary-last"), replicates=n)
-    return {"mean": found.value, "low": found.low, "high": found.high}
-
-
-def _paired(before: Mapping[str, float], after: Mapping[str, float], n: int, seed: int) -> dict[str, Any]:
-    """Mean before, mean after, difference with its interval, over the examples that both have."""
-    ids = sorted(before.keys() & after.keys())
-    if not ids:
-        return {"n": 0, "before": None, "after": None, "difference": None, "low": None, "high": None}
-    a, b = ([cells[i] for i in ids] for cells in (before, after))
-    found = paired_bootstrap(b, a, numpy_generator(seed, "rlds-summary"), replicates=n)
-    return {
-        "n": len(ids),
-        "before": found.mean_b,
-        "after": found.mean_a,
-        "difference": found.difference.value,
-        "low": found.difference.low,
-        "high": found.difference.high,
-    }
 
 
 def retries(steps: Metrics) -> dict[str, Any]:
@@ -366,17 +253,27 @@ def costs(steps: Metrics) -> dict[str, Any]:
     }
 
 
-def counters(steps: Metrics, task: str) -> dict[str, Any]:
-    """What task and environments count: totals of the run, or means over rollouts; faults of both kinds apart."""
+def counters(steps: Metrics, task: str) -> dict[str, dict[str, float]]:
+    """What task and environments count, by class.
+
+    Returns:
+        faults: of services and simulators, in all (`... a rollout`: a mean over rollouts).
+        totals: of the run.
+        state: rates and gauges, mean over the steps that logged them.
+        means: over rollouts.
+    """
     prefix = f"task/{task}/"
     names = sorted({k for m in steps for k in m if k.startswith(prefix)})
-    found: dict[str, dict[str, float]] = {"faults": {}, "totals": {}, "means": {}}
+    found: dict[str, dict[str, float]] = {"faults": {}, "totals": {}, "state": {}, "means": {}}
     for name in names:
         short = name.removeprefix(prefix)
-        is_total = _TOTALS.match(short) is not None
+        is_state = _STATE.match(short) is not None
+        is_total = not is_state and _TOTALS.match(short) is not None
         # of a way to end there is no metric in the steps where no episode ended so
         n = len(steps) if _END.fullmatch(short) else len(values(steps, name))
         value = total(steps, name) / (1 if is_total else n)
-        kind = "faults" if _FAULT.search(short) else "totals" if is_total else "means"
-        found[kind][short if is_total or kind == "means" else f"{short} a rollout"] = value
+        if _FAULT.match(short):
+            found["faults"][short if is_total else f"{short} a rollout"] = value
+        else:
+            found["totals" if is_total else "state" if is_state else "means"][short] = value
     return found

@@ -89,7 +89,8 @@ def _kept(run: RunFolder, table: str) -> list[int]:
 
 def _steps(run: RunFolder, table: str) -> str:
     kept = _kept(run, table)
-    return f"there are {table} of steps {ranges(kept)}" if kept else f"there are no {table} at all"
+    steps = "step" if len(kept) == 1 else "steps"
+    return f"there are {table} of {steps} {ranges(kept)}" if kept else f"there are no {table} at all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from racelab.analysis.rlds_words import FEW, counted, too_few
 from racelab.cli.console import number, print_table, seconds
 
-_FEW = 10
+_SHOWN = 10
 _PARTS = {
     "gen_s": "originals",
     "judge_s": "grading",
@@ -29,7 +30,10 @@ _STAGES = {
 
 
 def print_rlds(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
-    """Prints `analysis.rlds_summary.summarise_rlds`'s dict, without where the run lies."""
+    """Prints `analysis.rlds_summary.summarise_rlds`'s dict, without where the run lies.
+
+    The dict is what the run left when it ended: one that an older racelab wrote lacks some keys.
+    """
     for note in summary["notes"]:
         print(f"  NOTE: {note}")
     _what_happened(summary, end)
@@ -44,31 +48,46 @@ def print_rlds(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
 def _what_happened(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
     resumed = " (the last attempt)" if end.get("attempts", 1) > 1 else ""
     print(
-        f"  {summary['task']}, {summary['condition']}: {summary['steps']['policy']} updates; "
+        f"  {summary['task']}, {summary['condition']}: {counted(summary['steps']['policy'], 'update')}; "
         f"{seconds(end.get('wall_s'))}, peak memory {number(end.get('peak_gib'), 1)} GiB{resumed}."
     )
-    reward = summary["train_reward"]
-    print(
-        f"  Training reward of the originals, first and last third of the updates: {number(reward['first_third'])} → "
-        f"{number(reward['last_third'])}."
-    )
+    print(f"  Training reward of the originals{_course(summary['train_reward'])}.")
     health = summary["health"]
     if health["nonfinite"]:
         print(f"  WARNING: values that are not finite: {', '.join(health['nonfinite'])}.")
 
 
+def _course(reward: Mapping[str, Any]) -> str:
+    first, last = number(reward["first_third"]), number(reward["last_third"])
+    if reward.get("n_steps", 2) <= 1:
+        return f": {last}"
+    parts = "update" if reward.get("n") == 1 else "third of the updates"
+    return f", first and last {parts}: {first} → {last}"
+
+
 def interval(cell: Mapping[str, Any], value: str = "difference") -> str:
-    """`+0.125 [+0.020, +0.230]`; `-` where there is none."""
+    """`+0.125 [+0.020, +0.230]`; without the brackets where there is no interval; `-` where there is no value."""
     if cell.get(value) is None:
         return "-"
+    if cell["low"] is None:
+        return f"{cell[value]:+.3f}"
     return f"{cell[value]:+.3f} [{cell['low']:+.3f}, {cell['high']:+.3f}]"
+
+
+def mean_interval(cell: Mapping[str, Any], value: str) -> str:
+    """`0.125 [0.020, 0.230]`, without the brackets where there is no interval."""
+    if cell["low"] is None:
+        return number(cell[value])
+    return f"{number(cell[value])} [{number(cell['low'])}, {number(cell['high'])}]"
 
 
 def _validation(found: Mapping[str, Any]) -> None:
     if not found["n_evaluations"]:
         return
     print()
-    print("Validation (a fixed slice; paired over its examples, 95 % interval)")
+    examples = found["curve"][-1]["n"]
+    words = "paired over its examples, 95 % interval" if examples >= FEW else too_few(examples)
+    print(f"Validation (a fixed slice; {words})")
     rows = []
     for key, name in (("reward", "reward"), ("solved", "solved")):
         cell, five = found[key], found["last_five"][key]
@@ -78,7 +97,7 @@ def _validation(found: Mapping[str, Any]) -> None:
                 number(cell["before"]),
                 number(cell["after"]),
                 interval(cell),
-                f"{number(five['mean'])} [{number(five['low'])}, {number(five['high'])}]",
+                mean_interval(five, "mean"),
                 str(cell["n"]),
             ]
         )
@@ -86,11 +105,13 @@ def _validation(found: Mapping[str, Any]) -> None:
     heads = ["", "before", "after", "difference", _last(n), "examples"]
     print_table(heads, rows, right=["before", "after", "examples"])
     best, last = found["best"], found["last"]
-    print(
-        f"Best of {found['n_evaluations']} evaluations: reward {number(best['reward'])} after {best['step']} updates; "
-        f"the last: {number(last['reward'])} after {last['step']}. A maximum over noisy evaluations is too high: "
-        f"read the {_last(n)}."
-    )
+    checkpoints = found.get("n_checkpoints", found["n_evaluations"])
+    if checkpoints > 1:
+        print(
+            f"Best of {checkpoints} evaluations: reward {number(best['reward'])} after "
+            f"{counted(best['step'], 'update')}; the last: {number(last['reward'])} after {last['step']:,}. A maximum "
+            f"over noisy evaluations is too high: read the {_last(n)}."
+        )
 
 
 def _last(n: int) -> str:
@@ -106,15 +127,16 @@ def _groups(summary: Mapping[str, Any]) -> None:
     )
     tried = summary["retries"]
     if tried:
+        failed = counted(tried["replay_failures"], "replay")
         print(
-            f"  Retries: {number(tried['made'])} made of {number(tried['candidates'])} failures picked; better than "
+            f"  Retries: {number(tried['made'])} made of {counted(tried['candidates'], 'failure')} picked; better than "
             f"the original {number(tried['success_frac'])}, solved {number(tried['solved_frac'])}, mean change of "
             f"the reward {number(tried['delta_mean'])}."
         )
         print(
-            f"  L_aux had {number(tried['retry_pairs'])} retries and {number(tried['reflect_pairs'])} reflections; "
-            f"a retry wrote {number(tried['generation_ratio'], 2)} of the tokens of its original"
-            + (f"; {tried['replay_failures']} replays failed." if tried["replay_failures"] else ".")
+            f"  L_aux had {counted(tried['retry_pairs'], 'retry', 'retries')} and "
+            f"{counted(tried['reflect_pairs'], 'reflection')}; a retry wrote {number(tried['generation_ratio'], 2)} of "
+            f"the tokens of its original{f'; {failed} failed' if tried['replay_failures'] else ''}."
         )
     _parse(summary["parse"], summary["fallbacks"])
 
@@ -135,7 +157,7 @@ def _parse(found: Mapping[str, Any], fallbacks: Mapping[str, int]) -> None:
         print(
             "  No parse failure is counted as a grade."
             if not wrong
-            else f"  ERROR: {wrong} gradings that could not be read count as grades."
+            else f"  ERROR: counted as grades, though they could not be read: {counted(wrong, 'grading')}."
         )
     fell = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in fallbacks.items() if count)
     if fell:
@@ -208,17 +230,22 @@ def _costs(summary: Mapping[str, Any]) -> None:
         calls += f", {name} {found[key]:,}" if found[key] else ""
     print(f"  Calls: {calls}{'' if found['mismatches'] else '; as many as follow from the steps'}.")
     if found["mismatches"]:
-        steps = ", ".join(map(str, found["mismatch_steps"][:_FEW]))
-        print(f"  ERROR: {found['mismatches']} counts differ from what is expected; first at steps {steps}.")
+        steps = ", ".join(map(str, found["mismatch_steps"][:_SHOWN]))
+        print(f"  ERROR: not as many as expected: {counted(found['mismatches'], 'count')}; first at {steps}.")
 
 
 def _counters(found: Mapping[str, Mapping[str, float]]) -> None:
     print()
     print("The task")
-    for kind, words in (("means", "a rollout"), ("totals", "in all")):
-        shown = ", ".join(f"{name} {_short(value)}" for name, value in found[kind].items())
+    heads = {
+        "means": "Counted, a rollout",
+        "totals": "Counted, in all",
+        "state": "Rates and gauges, mean over the updates",
+    }
+    for kind, head in heads.items():
+        shown = ", ".join(f"{name} {_short(value)}" for name, value in found.get(kind, {}).items())
         if shown:
-            print(f"  Counted, {words}: {shown}.")
+            print(f"  {head}: {shown}.")
     faults = ", ".join(f"{name} {_short(value)}" for name, value in found["faults"].items() if value)
     if found["faults"]:
         print(f"  FAULTS: {faults}." if faults else "  Faults of services and simulators: none.")

@@ -1,11 +1,13 @@
-"""The conditions of an RLDS sweep against each other: tables, two plain sentences, and a picture in its folder."""
+"""The conditions of an RLDS sweep against each other: tables, plain sentences, and a picture in its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from racelab.analysis.rlds_words import FEW, counted, too_few
 from racelab.cli.console import number, print_table, say
+from racelab.cli.summary_rlds import interval, mean_interval
 from racelab.experiments.errors import RacelabError
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.run import members
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 
 PICTURE: Final = "comparison.png"
 _FEW_SEEDS: Final = 5
-_TITLES: Final = {"updates": "equal updates", "tokens": "equal sampled tokens", "cpu_s": "equal CPU seconds"}
+_ENDED: Final = "linear between evaluations; mean over seeds; -: a run had ended before"
+_TITLES: Final = {
+    "updates": "equal updates (measured; mean over seeds; -: no evaluation there)",
+    "tokens": f"equal sampled tokens ({_ENDED})",
+    "cpu_s": f"equal CPU seconds ({_ENDED})",
+}
 
 
 def comparison(sweep: RunFolder, draw: bool) -> dict[str, Any] | None:
@@ -65,7 +72,7 @@ def print_comparison(found: Mapping[str, Any], sweep: RunFolder) -> None:
         print()
         _results(task, of)
         for axis, title in _TITLES.items():
-            _curve(title, of["curves"][axis])
+            _curve(title, of["curves"][axis], of["token_notes"] if axis == "tokens" else ())
     if (sweep.path / PICTURE).is_file():
         print(f"\nPicture: {sweep.path / PICTURE}")
 
@@ -75,9 +82,9 @@ def _results(task: str, of: Mapping[str, Any]) -> None:
     n = max(c["evaluations"] for c in conditions.values())
     result = "last evaluation" if n == 1 else f"mean of last {n}"
     examples = max(c["examples"] for c in conditions.values())
-    print(
-        f"{task}: validation reward on {examples} examples (95 % intervals over seeds and examples, paired)"
-    )
+    few = examples < FEW
+    words = too_few(examples) if few else "95 % intervals over seeds and examples, paired"
+    print(f"{task}: validation reward on {counted(examples, 'example')} ({words})")
     for note in of["notes"]:
         print(f"  NOTE: {note}")
     against = [
@@ -87,10 +94,10 @@ def _results(task: str, of: Mapping[str, Any]) -> None:
         [
             name,
             ",".join(map(str, c["seeds"])),
-            f"{number(c['last_five']['value'])} [{number(c['last_five']['low'])}, {number(c['last_five']['high'])}]",
+            mean_interval(c["last_five"], "value"),
             number(c["best"]),
             number(c["last"]),
-            *(_difference(differences.get(f"{name} - {b}")) for b in against),
+            *(interval(differences.get(f"{name} - {b}") or {}, "value") for b in against),
         ]
         for name, c in conditions.items()
     ]
@@ -101,22 +108,20 @@ def _results(task: str, of: Mapping[str, Any]) -> None:
     if of["blind_walker"] is not None:
         print(f"A walker that heads for the goal and does not see holes solves {number(of['blind_walker'])}.")
     seeds = min(len(c["seeds"]) for c in conditions.values())
+    if few:
+        return
     if seeds == 1:
         print("With one seed the interval is over examples only: another seed may well fall outside.")
     elif seeds < _FEW_SEEDS:
         print(f"{seeds} seeds understate how much seeds differ: the true interval is wider.")
 
 
-def _difference(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
-
-
-def _curve(title: str, found: Mapping[str, Any]) -> None:
+def _curve(title: str, found: Mapping[str, Any], said: Sequence[str]) -> None:
     at: Sequence[float] = found["at"]
-    print(f"\nAt {title} (mean over seeds; -: a run had ended before)")
-    digits = 0 if at[-1] >= len(at) * 2 else 2
+    print(f"\nAt {title}")
+    for note in said:
+        print(f"  NOTE: {note}.")
+    digits = 0 if all(float(v).is_integer() for v in at) else 1 if at[-1] >= len(at) else 2
     heads = ["condition", *(number(float(v), digits) for v in at)]
     rows = [[name, *(number(v) for v in values)] for name, values in found["reward"].items()]
     print_table(heads, rows, right=heads[1:])

@@ -13,7 +13,7 @@ from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
 from racelab.configs.compose import compose
 from racelab.configs.keys import RLDS
-from racelab.configs.schema_rlds import TASKS, RldsRunConfig
+from racelab.configs.schema_rlds import TASKS, RldsMethodConfig, RldsRunConfig
 from racelab.configs.sources import composed_files, key_sources
 from racelab.experiments.errors import ConfigError
 from racelab.sweeps.composing import options as config_options
@@ -25,6 +25,8 @@ ARMS: Final = ("rlds-random-grades", "rlds-no-kernel", "rlds-no-aux")
 """`--condition arms`: RLDS without one of its parts."""
 _DEFINING: Final = ("method.advantage",)
 """Keys that say what a condition is, wherever they are set: without them it would be another one."""
+_REFLECT: Final = "method.reflect"
+"""The block whose numbers may be set, but not so that nothing is ever retried."""
 
 
 def task(
@@ -42,14 +44,15 @@ def task(
     """Runs the conditions named on the tasks named."""
     given = parse_seeds(seeds)
     known = config_options(config_dirs, RLDS)
-    tasks = chosen("task", names, in_order(known.get("task", []), TASKS), overrides, option="name")
+    tasks = chosen("task", _typed(names), in_order(known.get("task", []), TASKS), overrides, option="name")
     all_conditions = in_order(known.get("condition", []), (*CONDITIONS, *ARMS))
     sets = {"all": CONDITIONS, "arms": ARMS}
-    picked = chosen("condition", conditions, all_conditions, overrides, sets=sets)
+    picked = chosen("condition", _typed(conditions), all_conditions, overrides, sets=sets)
     for condition in picked:
         choices = {"method": "rlds", "condition": condition}
         refuse_undoing("condition", choices, overrides, config_dirs, also=_DEFINING)
     for name, condition in product(tasks, picked):
+        _refuse_no_retries(name, condition, overrides, config_dirs)
         _refuse_another(name, condition, all_conditions, overrides, config_dirs)
     specs = [
         spec
@@ -66,6 +69,38 @@ def task(
     return run_cells("task", ["task", *asked, *options.words(seeds), *overrides], specs, options)
 
 
+def _typed(words: Sequence[str]) -> list[str]:
+    """The names in `frozenlake,hotpotqa,`; a comma at an end names nothing."""
+    return [name.strip() for word in words for name in word.split(",") if name.strip()]
+
+
+def _refuse_no_retries(
+    name: str, condition: str, overrides: Sequence[str], config_dirs: Sequence[Path]
+) -> None:
+    """Words that leave a condition with retries without any: its name, and every comparison with it, would be wrong.
+
+    Raises:
+        ConfigError: they do.
+    """
+    words = [word for word in overrides if f"{_key(word)}.".startswith(f"{_REFLECT}.")]
+    if not words or _retries(name, condition, overrides, config_dirs) is not False:
+        return
+    if _retries(name, condition, _without(overrides, words), config_dirs) is False:
+        return  # the condition has none of its own
+    undoing = [w for w in words if _retries(name, condition, _without(overrides, [w]), config_dirs)] or words
+    said = shlex.join(undoing)
+    raise ConfigError(
+        f"{said}: the condition {condition} retries failures, and would not with that; leave it out, or run it under a "
+        f"name of its own: `racelab train task={name} condition={condition} {said}`, or a grid with `racelab sweep`"
+    )
+
+
+def _retries(name: str, condition: str, overrides: Sequence[str], config_dirs: Sequence[Path]) -> bool | None:
+    """Whether a failure is ever retried; None for what does not compose."""
+    method = _method(name, condition, overrides, config_dirs)
+    return None if method is None else bool(method.reflect.max_retries and method.reflect.failure_share)
+
+
 def _refuse_another(
     name: str, condition: str, known: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[Path]
 ) -> None:
@@ -76,7 +111,7 @@ def _refuse_another(
     Raises:
         ConfigError: they do.
     """
-    words = [word for word in overrides if word.lstrip("+~").startswith("method.")]
+    words = [word for word in overrides if _key(word).startswith("method.")]
     if not words:
         return
     here = _values(name, condition, overrides, config_dirs)
@@ -85,7 +120,7 @@ def _refuse_another(
     for other in known:
         files = composed_files({"method": "rlds", "condition": other}, user_dirs(config_dirs))
         own = key_sources([(file, group) for file, group in files if group == "condition"])
-        undone = [word for word in words if word.lstrip("+~").partition("=")[0] in own]
+        undone = [word for word in words if _key(word) in own]
         if not undone or other == condition:
             continue
         if here == _values(name, other, _without(overrides, undone), config_dirs):
@@ -95,6 +130,10 @@ def _refuse_another(
             )
 
 
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
 def _without(words: Sequence[str], others: Sequence[str]) -> list[str]:
     return [word for word in words if word not in others]
 
@@ -102,11 +141,17 @@ def _without(words: Sequence[str], others: Sequence[str]) -> list[str]:
 def _values(
     name: str, condition: str, overrides: Sequence[str], config_dirs: Sequence[Path]
 ) -> object | None:
-    """What a condition is made of, but its name; None for what does not compose (that is said later, and better)."""
+    """What a condition is made of, but its name; None for what does not compose."""
+    method = _method(name, condition, overrides, config_dirs)
+    return None if method is None else method.model_dump(mode="json", exclude={"condition"})
+
+
+def _method(
+    name: str, condition: str, overrides: Sequence[str], config_dirs: Sequence[Path]
+) -> RldsMethodConfig | None:
+    """The method's block; None for what does not compose (that is said later, and better)."""
     try:
         config = compose([*overrides, f"task={name}", f"condition={condition}"], config_dirs).config
     except ConfigError:
         return None
-    if not isinstance(config, RldsRunConfig):
-        return None
-    return config.method.model_dump(mode="json", exclude={"condition"})
+    return config.method if isinstance(config, RldsRunConfig) else None

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from racelab.analysis import rlds_curves as rc
+from racelab.analysis.rlds_walker import blind_walker, walk_blindly
 from racelab.configs.compose import compose
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import DataError, RunFolderError
 
-IDS = ("a", "b", "c", "d")
+IDS = tuple(f"{letter}{i}" for i in range(3) for letter in "abcd")
+"""Of which the results are given four by four, so that there are enough for an interval."""
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +41,17 @@ def curve(
         replicates=200,
         at={"updates": updates, "tokens": 100.0 * updates, "cpu_s": 0.5 * updates},
         reward=np.array([0.0, 0.4, float(np.mean(results))]),
-        result=dict(zip(IDS, results, strict=True)),
+        result=dict(zip(IDS, results * 3, strict=True)),
         n_last=2,
+        retries=0 if condition == "rlvr" else 7,
+        pairs=0 if condition in ("rlvr", "rlds-no-aux") else 3,
         config=config,
     )
     return replace(plain, **more)
+
+
+def with_method(config: RldsRunConfig, **changes: Any) -> RldsRunConfig:
+    return config.model_copy(update={"method": config.method.model_copy(update=changes)})
 
 
 @pytest.mark.parametrize(
@@ -89,12 +97,13 @@ def test_a_constant_has_no_width_and_nothing_cannot_be_compared() -> None:
 
 
 def test_conditions_are_paired_over_the_seeds_and_examples_they_share(config: RldsRunConfig) -> None:
-    """Seed 1 only: differences of the examples are 1, 0, 0, 0 for the retries and 0.5 each for SDAE."""
+    """Seed 1 only: differences of the examples are 1, -1, 0.5, 0.5 for the rollout and 0.5 each for SDAE."""
+    scalar = with_method(config, group_size=10)
     curves = [
-        curve(config, "rlvr", 0, (9.0, 9.0, 9.0, 9.0)),
-        curve(config, "rlvr", 1, (0.0, 0.0, 1.0, 1.0)),
-        curve(config, "base-reflection", 1, (1.0, 0.0, 1.0, 1.0)),
-        curve(config, "rlds", 1, (1.5, 0.5, 1.5, 1.5)),
+        curve(scalar, "rlvr", 0, (9.0, 9.0, 9.0, 9.0)),
+        curve(scalar, "rlvr", 1, (0.0, 0.0, 1.0, 1.0)),
+        curve(config, "base-reflection", 1, (1.0, -1.0, 1.5, 1.5)),
+        curve(config, "rlds", 1, (1.5, -0.5, 2.0, 2.0)),
     ]
     found = rc.compare(curves)["frozenlake"]
     assert set(found["differences"]) == {"base-reflection - rlvr", "rlds - rlvr", "rlds - base-reflection"}
@@ -104,16 +113,20 @@ def test_conditions_are_paired_over_the_seeds_and_examples_they_share(config: Rl
     )
     assert retries["seeds"] == [1]
     assert retries["value"] == 0.25
+    assert retries["low"] < 0 < retries["high"]
     assert not retries["resolved"]
     assert sdae == {
-        "value": 0.5, "low": 0.5, "high": 0.5, "resolved": True, "seeds": [1], "examples": 4,
+        "value": 0.5, "low": pytest.approx(0.5), "high": pytest.approx(0.5), "resolved": True, "seeds": [1],
+        "examples": 12,
     }  # fmt: skip
     assert found["verdicts"] == [
         "SDAE adds over the same retries with GRPO +0.500 [+0.500, +0.500].",
-        f"The retries add over scalar GRPO without them +0.250 [+0.000, {retries['high']:+.3f}] (not resolved).",
+        "The reflect-retry rollout with its auxiliary loss (G = 6 + retries against 10) adds over scalar GRPO +0.250 "
+        f"[{retries['low']:+.3f}, {retries['high']:+.3f}] (not resolved).",
     ]
     assert found["conditions"]["rlvr"]["seeds"] == [0, 1]
     assert found["conditions"]["rlds"]["best"] == found["conditions"]["rlds"]["last"] == 1.25
+    assert found["conditions"]["rlvr"]["last_five"]["low"] is not None
     assert rc.compare(curves) == rc.compare(curves)
 
 
@@ -126,6 +139,91 @@ def test_random_grades_are_named_and_nothing_is_said_of_what_was_not_run(config:
     assert rc.compare(both[:1])["frozenlake"]["verdicts"] == []
     apart = [curve(config, "rlvr", 0, (0.0,) * 4), curve(config, "rlds", 1, (0.0,) * 4)]
     assert rc.compare(apart)["frozenlake"]["differences"] == {}
+
+
+def test_below_ten_examples_no_difference_is_resolved(config: RldsRunConfig) -> None:
+    """One example on which the difference is 0.5: there is no other to draw."""
+    one = {"result": {"a": 0.0}}, {"result": {"a": 0.5}}
+    curves = [
+        curve(config, c, 0, (0.0,) * 4, **r) for c, r in zip(("base-reflection", "rlds"), one, strict=True)
+    ]
+    found = rc.compare(curves)["frozenlake"]
+    (cell,) = found["differences"].values()
+    assert (cell["value"], cell["low"], cell["high"], cell["resolved"]) == (0.5, None, None, False)
+    assert found["conditions"]["rlds"]["last_five"] == {"value": 0.5, "low": None, "high": None}
+    assert found["verdicts"] == [
+        "SDAE adds over the same retries with GRPO +0.500 (1 example is too few for an interval)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "said", "noted"),
+    [
+        ((0, 0), [], ["base-reflection, rlds: no retry was made, so nothing is said of what retries add"]),
+        (
+            (7, 0),
+            ["The reflect-retry rollout"],
+            ["rlds: no retry was made, so nothing is said of what retries add"],
+        ),
+        ((0, 7), [], ["base-reflection: no retry was made, so nothing is said of what retries add"]),
+        ((7, 7), ["SDAE adds over the same retries", "The reflect-retry rollout"], []),
+    ],
+)
+def test_nothing_is_said_of_retries_that_were_not_made(
+    config: RldsRunConfig, made: tuple[int, int], said: list[str], noted: list[str]
+) -> None:
+    names = ("rlvr", "base-reflection", "rlds")
+    curves = [
+        curve(config, c, 0, (0.0, 1.0, 0.0, 1.0), retries=n) for c, n in zip(names, (0, *made), strict=True)
+    ]
+    found = rc.compare(curves)["frozenlake"]
+    assert [v.partition(" adds over scalar")[0].partition(" with")[0] for v in found["verdicts"]] == said
+    assert [note for note in found["notes"] if "no retry was made" in note] == noted
+
+
+def test_arms_say_what_the_auxiliary_loss_and_the_kernel_do(config: RldsRunConfig) -> None:
+    """rlds 0.5; 0.25 without L_aux, 0.625 without the kernel. Without a pair to learn from L_aux did nothing."""
+    rlds, no_aux, no_kernel = (
+        curve(config, c, 0, (r,) * 4)
+        for c, r in (("rlds", 0.5), ("rlds-no-aux", 0.25), ("rlds-no-kernel", 0.625))
+    )
+    assert rc.compare([rlds, no_aux, no_kernel])["frozenlake"]["verdicts"] == [
+        "Without the auxiliary loss rlds loses 0.250 [0.250, 0.250].",
+        "The pivot kernel adds -0.125 [-0.125, -0.125].",
+    ]
+    better = replace(no_aux, result=dict(zip(IDS, (0.75, 1.0, 0.75, 1.0) * 3, strict=True)))
+    found = rc.compare([rlds, better])["frozenlake"]
+    low, high = (found["differences"]["rlds - rlds-no-aux"][k] for k in ("low", "high"))
+    assert low < high < 0
+    assert found["verdicts"] == [f"Without the auxiliary loss rlds gains 0.375 [{-high:.3f}, {-low:.3f}]."]
+    assert rc.compare([replace(rlds, pairs=0), better])["frozenlake"]["verdicts"] == []
+
+
+def test_the_untrained_model_is_not_the_best_checkpoint(config: RldsRunConfig) -> None:
+    one = curve(config, "rlds", 0, (0.3,) * 4, reward=np.array([0.9, 0.4, 0.3]))
+    assert one.best == 0.4
+    only = replace(one, at={axis: x[:1] for axis, x in one.at.items()}, reward=one.reward[:1])
+    assert only.best == 0.9
+
+
+def test_at_equal_updates_only_what_was_measured_is_shown(config: RldsRunConfig) -> None:
+    """Evaluations after 0, 10, 20 and after 0, 20, 40 updates; of 20 steps of one every fourth up to the last."""
+    other = np.array([0.0, 20.0, 40.0])
+    curves = [
+        curve(config, "rlvr", 0, (0.8,) * 4),
+        curve(config, "rlds", 0, (0.8,) * 4, at={"updates": other, "tokens": other, "cpu_s": other}),
+    ]
+    found = rc.compare(curves)["frozenlake"]["curves"]["updates"]
+    assert found["at"] == [10.0, 20.0, 40.0]
+    assert found["reward"] == {
+        "rlvr": [0.4, pytest.approx(0.8), None], "rlds": [None, 0.4, pytest.approx(0.8)],
+    }  # fmt: skip
+    many = np.arange(0.0, 501.0, 25.0)
+    long = curve(config, "rlds", 0, (0.8,) * 4, at=dict.fromkeys(rc.AXES, many), reward=many / 500)
+    both = [long, replace(long, condition="rlvr", label="rlvr")]
+    found = rc.compare(both)["frozenlake"]["curves"]["updates"]
+    assert found["at"] == [100.0, 200.0, 300.0, 400.0, 500.0]
+    assert found["reward"]["rlds"] == [0.2, 0.4, 0.6, 0.8, 1.0]
 
 
 def test_equal_cost_ends_where_a_seed_ends(config: RldsRunConfig) -> None:
@@ -171,7 +269,7 @@ def test_the_blind_walker_by_hand(rows: tuple[str, ...], start: int, turns: int,
     side = max(len(rows), len(rows[0]))
     board = np.full((side, side), 3, dtype=np.int8)
     board[: len(rows), : len(rows[0])] = cells(*rows)
-    assert rc.walk_blindly(board, start // len(rows[0]) * side + start % len(rows[0]), turns) == chance
+    assert walk_blindly(board, start // len(rows[0]) * side + start % len(rows[0]), turns) == chance
 
 
 def test_the_blind_walkers_chance_is_what_walks_come_to() -> None:
@@ -183,16 +281,32 @@ def test_the_blind_walkers_chance_is_what_walks_come_to() -> None:
             down = row < 3 and (column == 3 or rng.random() < 0.5)
             row, column = row + down, column + (not down)
         won += board[row, column] != 1
-    assert rc.walk_blindly(board, 0, 10) == pytest.approx(won / 4000, abs=0.03)
+    assert walk_blindly(board, 0, 10) == pytest.approx(won / 4000, abs=0.03)
 
 
 def test_the_line_is_that_of_the_validation_boards_and_of_frozenlake_only(config: RldsRunConfig) -> None:
-    found = rc.blind_walker(config)
+    found = blind_walker(config)
     assert found is not None
     assert 0.3 < found < 0.9
     other = compose(["task=hotpotqa"]).config
     assert isinstance(other, RldsRunConfig)
-    assert rc.blind_walker(other) is None
+    assert blind_walker(other) is None
+
+
+def test_the_captions_of_the_picture_say_what_is_measured_and_what_tokens_leave_out(
+    config: RldsRunConfig,
+) -> None:
+    from racelab.analysis.rlds_plot import picture
+
+    curves = [curve(config, c, s, (0.5,) * 4) for c, s in product(("rlvr", "rlds"), (0, 1))]
+    shown = picture(curves, rc.compare(curves), "a title")
+    caption = shown.get_supxlabel()
+    assert "linear between evaluations" in caption
+    assert "NOTE: rlvr, rlds: the scripted grader and reflector sample nothing" in caption
+    updates = shown.axes[0].get_lines()[2]
+    assert updates.get_label() == "rlvr"
+    assert list(updates.get_xdata()) == [0.0, 10.0, 20.0]
+    assert updates.get_markevery() == 1
 
 
 def test_the_picture_is_a_png_of_all_tasks(config: RldsRunConfig, tmp_path: Path) -> None:

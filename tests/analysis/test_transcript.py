@@ -140,7 +140,7 @@ def test_lists(run: RunFolder) -> None:
         ((2, 1, 7), r"no rollout 7; it has 0-1$"),
         (
             (1, 0, 0),
-            r"kept no transcripts of step 1; there are transcripts of steps 2 \(run.transcripts_every\)",
+            r"kept no transcripts of step 1; there are transcripts of step 2 \(run.transcripts_every\)",
         ),
     ],
 )

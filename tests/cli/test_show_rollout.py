@@ -112,7 +112,7 @@ def test_a_page_of_a_rollout_and_of_a_group(call: Call, run: RunFolder, home: Pa
     ("words", "message"),
     [
         (["--rollout", "2:0:9"], "has no rollout 9; it has 0-2 (2: retries)"),
-        (["--rollout", "1:0:0"], "there are transcripts of steps 2 (run.transcripts_every)"),
+        (["--rollout", "1:0:0"], "there are transcripts of step 2 (run.transcripts_every)"),
         (["--rollout", "two"], "write STEP:GROUP:IDX"),
         (["--rollout", "2", "--html", "x.html"], "name one, as --rollout 2:0"),
         (["--rollout", "2:0:0", "--html", "."], "cannot write ."),

@@ -1,0 +1,177 @@
+"""What `racelab task` refuses, and the words of an RLDS summary and comparison: numbers, headings, one of a thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from racelab.analysis import rlds_summary as rs
+from racelab.analysis.rlds_validation import validation
+from racelab.cli.summary_rlds import print_rlds
+from racelab.cli.sweep_rlds import print_comparison
+from racelab.experiments.runfolder import RunFolder
+
+Call = Callable[..., Any]
+TASK = ("task", "--name", "frozenlake", "--condition")
+NO_RETRIES = "method.reflect.max_retries=0"
+
+
+@pytest.mark.parametrize(
+    ("condition", "refused"),
+    [
+        ("base-reflection", "base-reflection"),
+        ("rlds", "rlds"),
+        ("all", "base-reflection"),
+        ("arms", "rlds-random-grades"),
+    ],
+)
+def test_a_condition_with_retries_is_not_left_without(call: Call, condition: str, refused: str) -> None:
+    found = call(*TASK, condition, NO_RETRIES, "method.reflect.failure_share=0.25", "--dry-run")
+    assert found.code == 2
+    assert found.err.startswith(
+        f"error: {NO_RETRIES}: the condition {refused} retries failures, and would not with that; leave it out, or run "
+        f"it under a name of its own: `racelab train task=frozenlake condition={refused} {NO_RETRIES}`"
+    )
+    assert len(found.err.splitlines()) == 1
+
+
+def test_neither_a_share_of_no_failures_nor_switched_off_grading_gets_around_it(call: Call) -> None:
+    for words in (["method.reflect.failure_share=0"], ["method.grading=off", NO_RETRIES]):
+        found = call(*TASK, "base-reflection", *words, "--dry-run")
+        assert found.code == 2
+        assert "the condition base-reflection retries failures" in found.err
+
+
+def test_without_retries_rlvr_is_what_it_is(call: Call) -> None:
+    assert call(*TASK, "rlvr", NO_RETRIES, "--dry-run").code == 0
+
+
+def test_a_comma_at_the_end_names_nothing(call: Call) -> None:
+    found = call("task", "--name", "frozenlake,", "--condition", ",rlvr,", "--dry-run", "--json")
+    assert [row["label"] for row in found.json()] == ["rlvr"]
+    found = call("task", "--name", ",", "--condition", "rlvr", "--dry-run")
+    assert found.code == 2
+    assert "--name is missing" in found.err
+
+
+def rows(step: int, model: str, reward: float, n: int) -> list[dict[str, Any]]:
+    return [
+        {"step": step, "model": model, "example_id": f"e{i}", "reward": reward, "solved": reward == 1.0}
+        for i in range(n)
+    ]
+
+
+def summary(n_steps: int, n_examples: int, **more: float) -> dict[str, Any]:
+    """Of a run with one retry, one reflection and one kind of everything a step."""
+    step = {
+        "train/reward/mean": 0.5, "rlds/reflect/n_candidates": 1.0, "rlds/reflect/n_retries": 1.0,
+        "rlds/reflect/n_retry_pairs": 1.0, "rlds/reflect/n_reflect_pairs": 1.0, "rlds/reflect/replay_fail": 1.0,
+        **{f"task/t/{name}": value for name, value in more.items()},
+    }  # fmt: skip
+    steps = [{"step": float(k + 1), **step} for k in range(n_steps)]
+    samples = rows(0, "untrained", 0.75, n_examples) + rows(n_steps, "trained", 0.5, n_examples)
+    return {
+        "task": "t", "condition": "rlds", "notes": [], "steps": {"policy": n_steps}, "seconds": {}, "cpu_s": 0.0,
+        "validation": validation(samples, 20, 0), "train_reward": rs._thirds(steps, "train/reward/mean"),
+        "retries": rs.retries(steps), "parse": rs.parse(steps), "collapse_rate": 0.0, "mixed_rate": 0.0,
+        "fallbacks": {}, "stages": rs.stages(steps), "subtasks": [], "costs": rs.costs(steps),
+        "task_counters": rs.counters(steps, "t"), "health": {"cost_mismatch": 0, "nonfinite": []},
+    }  # fmt: skip
+
+
+def shown(found: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    print_rlds(found, {})
+    return capsys.readouterr().out
+
+
+def test_one_of_a_thing_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(summary(1, 1), capsys)
+    for words in (
+        "t, rlds: 1 update;",
+        "Training reward of the originals: 0.500.",
+        "1 made of 1 failure picked",
+        "L_aux had 1 retry and 1 reflection;",
+        "1 replay failed.",
+        "1 example is too few for an interval",
+    ):
+        assert words in out, words
+    assert "third" not in out
+    assert "[" not in out
+    assert "Best of" not in out
+    out = shown(summary(2, 12), capsys)
+    for words in (
+        "2 updates;", "first and last update: 0.500 → 0.500", "2 retries and 2 reflections", "2 replays failed",
+        "-0.250 [-0.250, -0.250]",
+    ):  # fmt: skip
+        assert words in out, words
+    assert "first and last third of the updates: 0.500 → 0.500" in shown(summary(6, 12), capsys)
+
+
+def test_totals_rates_and_means_stand_under_their_own_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(summary(2, 12, env_steps=10.0, env_steps_per_s=70.5, turns=3.0), capsys)
+    assert "  Counted, a rollout: turns 3.\n" in out
+    assert "  Counted, in all: env_steps 20.\n" in out
+    assert "  Rates and gauges, mean over the updates: env_steps_per_s 70.500.\n" in out
+
+
+def test_the_summary_of_an_older_run_is_still_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary(2, 12, turns=3.0)
+    del found["validation"]["n_checkpoints"], found["train_reward"]["n"], found["train_reward"]["n_steps"]
+    del found["task_counters"]["state"]
+    assert "first and last third" in shown(found, capsys)
+
+
+def compared(n_examples: int, low: float | None, high: float | None) -> dict[str, Any]:
+    condition = {
+        "seeds": [0], "examples": n_examples, "evaluations": 1, "best": 0.5, "last": 0.5,
+        "last_five": {"value": 0.5, "low": low, "high": high},
+    }  # fmt: skip
+    difference = {
+        "value": 0.25,
+        "low": low,
+        "high": high,
+        "resolved": False,
+        "seeds": [0],
+        "examples": n_examples,
+    }
+    return {
+        "notes": [], "token_notes": ["rlds: the scripted grader samples nothing"], "verdicts": [], "blind_walker": None,
+        "conditions": {"rlvr": condition, "rlds": condition}, "differences": {"rlds - rlvr": difference},
+        "curves": {
+            "updates": {"at": [1.0, 2.0], "reward": {"rlvr": [0.1, 0.2], "rlds": [0.1, None]}},
+            "tokens": {"at": [50.0, 100.0], "reward": {"rlvr": [0.1, 0.2], "rlds": [0.1, None]}},
+            "cpu_s": {"at": [11.25, 22.5], "reward": {"rlvr": [0.1, 0.2], "rlds": [0.1, None]}},
+        },
+    }  # fmt: skip
+
+
+def test_a_comparison_says_what_was_measured_and_whose_tokens_leave_work_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_comparison({"frozenlake": compared(12, 0.125, 0.75)}, RunFolder(tmp_path, "sweep"))
+    out = capsys.readouterr().out
+    assert "on 12 examples (95 % intervals over seeds and examples, paired)" in out
+    assert "0.500 [0.125, 0.750]" in out
+    assert "+0.250 [+0.125, +0.750]" in out
+    assert (
+        "At equal updates (measured; mean over seeds; -: no evaluation there)\ncondition      1      2\n"
+        in out
+    )
+    tokens = out[out.index("At equal sampled tokens") : out.index("At equal CPU seconds")]
+    assert tokens.startswith("At equal sampled tokens (linear between evaluations; mean over seeds;")
+    assert "  NOTE: rlds: the scripted grader samples nothing.\n" in tokens
+    assert out.count("NOTE") == 1
+    assert "condition   11.2   22.5\n" in out
+
+
+def test_a_comparison_on_one_example_has_no_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_comparison({"frozenlake": compared(1, None, None)}, RunFolder(tmp_path, "sweep"))
+    out = capsys.readouterr().out
+    assert "on 1 example (1 example is too few for an interval)" in out
+    assert "[" not in out
+    assert "With one seed" not in out
