@@ -56,5 +56,7 @@ DEMONSTRATION: Final = (
     ),
     ('[1] "Salt Gate" The Salt Gate is older than the Blue Bridge.', r"\boxed{the Salt Gate}"),
 )
-"""Ours: the form of a call and of an answer, for `task.demonstration`. Its questions are not in the data. Passages stand
-without their tags: a small model copies them instead of the call."""
+"""Ours: the form of a call and of an answer, for `task.demonstration`. Its questions are not in the data.
+
+Passages stand without their tags: a small model copies them instead of the call.
+"""

@@ -35,5 +35,5 @@ def test_only_questions_of_the_types_asked_for(tmp_path: Path) -> None:
     assert {x.instance_id for x in (*found.train, *found.validation)} == {"1", "3", "5"}
     found = load(config(*words, "task.question_types=[]", "task.train_examples=5"))
     assert len(found.train) + len(found.validation) == 6
-    with pytest.raises(ConfigError, match="4 questions.* has 3"):
+    with pytest.raises(ConfigError, match=r"4 questions.* has 3"):
         load(config(*words, "task.question_types=[bridge]", "task.train_examples=3"))
