@@ -4,7 +4,7 @@
     GET  /health    what is served
 
 A body that cannot be used is answered with status 400 and {"error": line}. Without `topk` there are 5 passages, without
-`return_scores` the documents alone, as Search-R1's server has it.
+`return_scores` the documents alone, as Search-R1's server has it; null counts as left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import socket
 import socketserver
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -110,6 +111,12 @@ class RetrieverServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line for an error of ours; a client that left is no news. The base class prints tracebacks of both."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, OSError):
+            say(_line(error))
+
     def listen(self) -> None:
         """From now on connections are taken; `serve_forever` answers them. Raises ConfigError."""
         try:
@@ -122,6 +129,10 @@ def _taken(host: str, port: int, why: str) -> ConfigError:
     return ConfigError(
         f"--port {port} of --host {host} cannot be had ({why}); choose another, 0 takes a free one"
     )
+
+
+def _line(error: BaseException) -> str:
+    return f"error: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 class BodyError(Exception):
@@ -147,7 +158,8 @@ def parse(body: bytes) -> tuple[list[str], int, bool]:
     top_k = DEFAULT_TOP_K if top_k is None else top_k
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
         raise BodyError(f'"topk": must be a whole number from 1 to {MAX_TOP_K}')
-    scores = value.get("return_scores", False)
+    scores = value.get("return_scores")
+    scores = False if scores is None else scores
     if not isinstance(scores, bool):
         raise BodyError('"return_scores": must be true or false')
     return [clean(q) for q in queries], top_k, scores
@@ -183,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = to_json(self.server.engine.search(queries, top_k), scores)
         except Exception as error:  # one query must not end the connection without a word
-            say(f"error: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+            say(_line(error))
             self._answer(500, {"error": f"the search failed ({type(error).__name__})"})
             return
         self._answer(200, answer)

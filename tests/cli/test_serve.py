@@ -8,9 +8,11 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,8 +138,45 @@ def test_an_engine_that_breaks_is_a_500_and_no_end(
     assert ask(server, "POST", "/retrieve", {"queries": ["x"]})[0] == 200
 
 
+def test_a_client_that_resets_is_no_news(
+    server: RetrieverServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, shutdown = threading.Semaphore(0), server.shutdown_request
+
+    def seen(request: Any) -> None:
+        shutdown(request)
+        ended.release()
+
+    monkeypatch.setattr(server, "shutdown_request", seen)
+    for sent in (b"", b"POST /retr", b"POST /retrieve HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"):
+        raw = socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+        raw.sendall(sent)
+        time.sleep(0.05)  # the handler reads by now
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.close()
+        assert ended.acquire(timeout=5)
+    assert capfd.readouterr().err == ""
+    assert ask(server, "GET", "/health")[0] == 200
+
+
+def test_an_error_of_the_server_itself_is_one_line(
+    server: RetrieverServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("no description\nsecond line")
+
+    monkeypatch.setattr(server.engine, "describe", broken)
+    with pytest.raises(http.client.HTTPException):
+        ask(server, "GET", "/health")
+    assert ask(server, "POST", "/retrieve", {"queries": ["x"]})[0] == 200
+    err = capfd.readouterr().err
+    assert "RuntimeError: no description" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_parse_takes_what_search_r1_sends() -> None:
     assert parse(b'{"queries": ["a"], "topk": null}') == (["a"], 5, False)
+    assert parse(b'{"queries": ["a"], "return_scores": null}') == (["a"], 5, False)
     assert parse(rb'{"queries": ["\ud800"], "topk": 3, "return_scores": true}') == (["?"], 3, True)
     with pytest.raises(BodyError):
         parse(b"[" * 100_000)

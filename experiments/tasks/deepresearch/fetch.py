@@ -1,5 +1,8 @@
 """Pages and PDFs from the open web, within limits: checked addresses, few redirects, known types, capped sizes.
 
+`httpx` counts its time-out anew for every read, so a server that sends a byte now and then would keep a connection, and
+the place of whoever waits for it, for ever. `_Watchdog` cuts it at the deadline, wherever the exchange has got to.
+
 No proxy of the environment is used: it would resolve the name a second time. Every connection is used once, so that a
 connection to one name's address is never reused for another name. Imported lazily: `httpx` is only needed here and in
 `serper.py`.
@@ -7,15 +10,18 @@ connection to one name's address is never reused for another name. Imported lazi
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
+import threading
 import time
 import urllib.parse
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -118,15 +124,17 @@ class Fetcher:
         }
         deadline.check()
         tls = self._tls if target.scheme == "https" else False
+        watchdog = _Watchdog(deadline)
         try:
             with (
+                watchdog,
                 httpx.Client(verify=tls, trust_env=False, timeout=max(deadline.left, 0.01)) as client,
                 client.stream(
                     "GET",
                     connect_url(target),
                     headers=headers,
                     follow_redirects=False,
-                    extensions={"sni_hostname": target.host},
+                    extensions={"sni_hostname": target.host, "trace": watchdog.trace},
                 ) as response,
             ):
                 if response.status_code in _REDIRECTS:
@@ -135,13 +143,62 @@ class Fetcher:
                 kind, charset = _content_type(response)
                 _check_type(kind, pdf)
                 limit = self._pdf_bytes if pdf else _PAGE_BYTES
-                data = _read(response, limit, deadline)
+                data = _read(response, limit)
         except httpx.TimeoutException:
-            raise FaultError("timeout", "the server is too slow", again=True) from None
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ssl.SSLError):
+            raise _too_slow() from None
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError):
+            if watchdog.cut:
+                raise _too_slow() from None
             raise FaultError("connection", "the connection failed", again=True) from None
+        if watchdog.cut:  # a body without a length ends where the connection does: this one is not whole
+            raise _too_slow()
         _check_data(data, pdf)
         return Body(target.url, kind, charset, data)
+
+
+class _Watchdog:
+    """Cuts the connection of one exchange at a deadline.
+
+    Attributes:
+        cut: it did.
+    """
+
+    def __init__(self, deadline: Deadline) -> None:
+        """Starts counting."""
+        self.cut = False
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(deadline.left, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """The `trace` extension of httpx: learns of the connection, and of its second form once it is encrypted."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self._lock:
+                self._socket = info["return_value"].get_extra_info("socket")
+                if self.cut:
+                    self._shut()
+
+    def _end(self) -> None:
+        with self._lock:
+            self.cut = True
+            self._shut()
+
+    def _shut(self) -> None:
+        """Wakes a thread that reads, which closing the socket would not. Nothing is said to the peer (TLS)."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # closed already
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+def _too_slow() -> FaultError:
+    return FaultError("timeout", "the server is too slow", again=True)
 
 
 def _next(target: Target, response: httpx.Response) -> str:
@@ -197,8 +254,8 @@ def _check_data(data: bytes, pdf: bool) -> None:
         raise FaultError("not_text", "this is no text")
 
 
-def _read(response: httpx.Response, limit: int, deadline: Deadline) -> bytes:
-    """The body, unpacked, in time and not larger than allowed."""
+def _read(response: httpx.Response, limit: int) -> bytes:
+    """The body, unpacked and not larger than allowed."""
     too_large = FaultError("too_large", f"larger than {limit / (1 << 20):g} MB")
     said = response.headers.get("content-length", "")
     if said.isdigit() and int(said) > limit:
@@ -208,8 +265,6 @@ def _read(response: httpx.Response, limit: int, deadline: Deadline) -> bytes:
         body += chunk
         if len(body) > limit:
             raise too_large
-        if not deadline.left:
-            raise FaultError("timeout", "the server is too slow", again=True)
     return bytes(body)
 
 

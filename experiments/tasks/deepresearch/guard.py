@@ -1,8 +1,12 @@
-"""Which addresses a page or PDF may be fetched from: public ones only.
+"""Which addresses a page or PDF may be fetched from: public ones only, at the ports of the web (80, 443, 8080, 8443).
 
 An agent names the addresses, and so does whoever wrote the pages that it reads. A host is resolved here, every address
 that it has must be public, and the connection is made to the very address that was checked, so that a name that
-changes its meaning in between (DNS rebinding) gains nothing. `fetch.py` asks again for every redirect.
+changes its meaning in between (DNS rebinding) gains nothing. `fetch.py` asks again for every redirect. Other ports are
+refused, so that no agent speaks to mail servers, databases and the like, or looks for open ones.
+
+Names beyond ASCII are asked for in the form that the DNS has (IDNA 2008, mapped as UTS 46 says), before anything else
+looks at them: digits and dots of other scripts can write an address as well.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ from typing import Final
 from racelab.experiments.tasks.deepresearch.faults import FaultError
 
 _PORTS: Final = {"http": 80, "https": 443}
+_WEB_PORTS: Final = frozenset({80, 443, 8080, 8443})
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _V4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
 _MAX_URL: Final = 4096
-_REFUSED: Final = "this address is refused: pages may be read from public http and https addresses only"
+_MAX_HOST: Final = 253  # of the DNS
+_REFUSED: Final = (
+    "this address is refused: pages may be read from public http and https addresses only, at the usual ports"
+)
 _NO_ADDRESS: Final = "this is no web address"
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -109,11 +117,11 @@ class Guard:
         """Keeps the exceptions.
 
         Args:
-            allow_hosts: `host` or `host:port` that may be private.
+            allow_hosts: `host`, at every port, or `host:port`: they may be private, and of another port.
             aliases: host -> address and port of a server of this process, which has that name for its pages.
             resolve: the system's resolver, or a test's.
         """
-        self._allowed = frozenset(entry.strip().lower() for entry in allow_hosts)
+        self._allowed = frozenset(_entry(entry) for entry in allow_hosts)
         self._aliases = dict(aliases or {})
         self._resolve = resolve
 
@@ -139,14 +147,15 @@ class Guard:
         """What can be refused without asking a name server, before another service is asked to fetch the page.
 
         Raises:
-            FaultError: `refused_address`: no http address, or a literal address that is not public.
+            FaultError: `refused_address`: no http address, another port, or a literal address that is not public.
         """
         parts = _split(url)
         if parts.host in self._aliases or self._excepted(parts):
             return
         address = literal(parts.host)
         local = parts.host == "localhost" or parts.host.endswith((".localhost", ".local", ".internal"))
-        if local or (address is not None and not public(address)):
+        other = parts.port not in _WEB_PORTS
+        if local or other or (address is not None and not public(address)):
             raise FaultError("refused_address", _REFUSED)
 
     def _excepted(self, parts: Target) -> bool:
@@ -159,11 +168,11 @@ def _split(url: str) -> Target:
     url = url.strip()
     try:
         parts = urllib.parse.urlsplit(url)
-        host, port = (parts.hostname or "").rstrip(".").lower(), parts.port
-    except ValueError:
+        host, port = _ascii((parts.hostname or "").lower()).rstrip("."), parts.port
+    except ValueError:  # UnicodeError, and with it what `idna` raises, is one
         raise FaultError("refused_address", _NO_ADDRESS) from None
     scheme = parts.scheme.lower()
-    if scheme not in _PORTS or not host or len(url) > _MAX_URL:
+    if scheme not in _PORTS or not host or len(url) > _MAX_URL or len(host) > _MAX_HOST:
         raise FaultError("refused_address", _REFUSED)
     odd = any(c.isspace() or ord(c) < 32 for c in url) or any(c in parts.netloc for c in "\\%@")
     if odd or port == 0:  # a user or password in front of the host hides which host is meant
@@ -171,6 +180,30 @@ def _split(url: str) -> Target:
     number = port or _PORTS[scheme]
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     return Target(parts._replace(fragment="").geturl(), scheme, host, number, "", number, path)
+
+
+def _ascii(host: str) -> str:
+    """The host as the DNS has it.
+
+    Raises:
+        ValueError: it has no such form.
+    """
+    if host.isascii():
+        return host
+    if len(host) > _MAX_HOST:
+        raise ValueError("too long")
+    import idna  # of httpx, without which nothing is fetched
+
+    return idna.encode(host, uts46=True).decode("ascii")
+
+
+def _entry(allowed: str) -> str:
+    """An entry of `allow_hosts` in the form that hosts are compared in; as it stands if it can never be met."""
+    host, colon, port = allowed.strip().lower().partition(":")
+    try:
+        return f"{_ascii(host)}{colon}{port}"
+    except ValueError:
+        return allowed
 
 
 def literal(host: str) -> str | None:

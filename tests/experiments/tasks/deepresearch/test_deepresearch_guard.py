@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +15,7 @@ import pytest
 
 from racelab.experiments.tasks.deepresearch.faults import Deadline, FaultError, Patience, new_counter
 from racelab.experiments.tasks.deepresearch.fetch import Fetcher
-from racelab.experiments.tasks.deepresearch.guard import Guard, connect_url, public, resolve
+from racelab.experiments.tasks.deepresearch.guard import Guard, connect_url, host_header, public, resolve
 
 REFUSED = [
     "127.0.0.1", "127.8.9.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
@@ -28,7 +30,9 @@ URLS = [
     "http://2852039166/", "http://0/", "http://good.example@127.0.0.1/", "http://u:p@example.org/",
     "ftp://example.org/", "file:///etc/passwd", "gopher://127.0.0.1:70/", "javascript:alert(1)", "data:text/html,x",
     "//example.org/", "http://", "http:///x", "http://example.org:0/", "http://exa mple.org/", "http://exa\\mple.org/",
-    "http://example.org:99999/", "http://[::1", "http://%31%32%37.0.0.1/",
+    "http://example.org:99999/", "http://[::1", "http://%31%32%37.0.0.1/", "http://１２７.0.0.1/", "http://127。0。0。1/",
+    "http://１２７．１/", "http://ｌｏｃａｌｈｏｓｔ/", "http://127.0.0.1\u200b/", "http://8.8.8.8:22/", "http://8.8.8.8:6379/",
+    "https://8.8.8.8:8000/", f"http://{'a' * 300}.net/", f"http://{'ü' * 3000}.net/", "http://ü..net/", "http://ü％.net/",
 ]  # fmt: skip
 
 
@@ -64,6 +68,32 @@ def test_a_public_host_keeps_its_name_and_gets_its_checked_address() -> None:
     target = Guard(resolve=lambda host, port: ["93.184.216.34"]).check("https://Example.org/a?b=c#d")
     assert (target.host, target.port, target.address) == ("example.org", 443, "93.184.216.34")
     assert connect_url(target) == "https://93.184.216.34:443/a?b=c"
+
+
+def test_names_beyond_ascii_are_asked_for_as_the_dns_has_them() -> None:
+    asked: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["93.184.216.34"]
+
+    guard = Guard(["straße.example:99"], resolve=resolve)
+    target = guard.check("http://Bücher.example/ä")
+    assert (target.host, host_header(target)) == ("xn--bcher-kva.example", "xn--bcher-kva.example")
+    assert guard.check("http://faß.de./").host == "xn--fa-hia.de"
+    assert guard.check("http://straße.example:99/").port == 99
+    assert asked == ["xn--bcher-kva.example", "xn--fa-hia.de", "xn--strae-oqa.example"]
+
+
+@pytest.mark.parametrize("port", [80, 443, 8080, 8443])
+def test_ports_of_the_web_are_let_through(port: int) -> None:
+    guard = Guard(resolve=lambda host, port: ["8.8.8.8"])
+    for scheme in ("http", "https"):
+        assert guard.check(f"{scheme}://example.org:{port}/").port == port
+
+
+def test_an_exception_without_a_port_holds_for_every_port() -> None:
+    assert Guard(["127.0.0.1"]).check("http://127.0.0.1:5123/").port == 5123
 
 
 def test_no_such_host_is_no_refusal() -> None:
@@ -115,6 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
             import gzip
 
             self._send(200, gzip.compress(b"<p>packed</p>"), {"Content-Encoding": "gzip"})
+        elif self.path == "/international":
+            self._send(302, b"", {"Location": "http://b\u00fccher.example/end"})
         elif self.path == "/image":
             self._send(200, b"\x89PNG", {"Content-Type": "image/png"})
         elif self.path == "/nul":
@@ -195,3 +227,61 @@ def test_a_proxy_of_the_environment_is_not_used(port: int, monkeypatch: pytest.M
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free.getsockname()[1]}")
         monkeypatch.setenv("NO_PROXY", "")
         assert fetch("http://site.example/", site(port))[0] == b"<p>hello</p>"
+
+
+def test_a_page_of_a_name_beyond_ascii_is_read(port: int) -> None:
+    guard = Guard([f"bücher.example:{port}"], resolve=lambda host, _: ["127.0.0.1"])
+    _Handler.seen.clear()
+    assert fetch(f"http://bücher.example:{port}/x", guard)[0] == b"<p>hello</p>"
+    assert _Handler.seen == [(f"xn--bcher-kva.example:{port}", "/x")]
+
+
+class Dripping:
+    """A server that sends a start and then a byte every 50 ms, for ever."""
+
+    def __init__(self, start: bytes, drip: bytes = b"x") -> None:
+        self._start, self._drip, self._stop = start, drip, threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._socket.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._drop, args=(self._socket.accept()[0],), daemon=True).start()
+
+    def _drop(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.recv(4096)
+            connection.sendall(self._start)
+            while not self._stop.wait(0.05):
+                connection.sendall(self._drip)
+
+    def __enter__(self) -> Dripping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._socket.close()
+
+
+_OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+DRIPS = {
+    "status": (b"", b"H"),
+    "headers": (_OK, b"X-A: b\r\n"),
+    "one header": (_OK + b"X-A: ", b"b"),
+    "body without a length": (_OK + b"\r\n", b"x"),
+    "body": (_OK + b"Content-Length: 100000\r\n\r\n", b"x"),
+    "silent body without a length": (_OK + b"\r\nx", b""),
+}
+
+
+@pytest.mark.parametrize("kind", DRIPS)
+def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
+    with Dripping(*DRIPS[kind]) as server:
+        fetcher = Fetcher(site(server.port), Patience(0, 0.01), timeout_s=1.6, pdf_bytes=1 << 20)
+        faults, began = new_counter(), time.monotonic()
+        with pytest.raises(FaultError) as error:
+            fetcher.page("http://site.example/", Deadline.after(5.0), faults)
+        assert error.value.kind == "timeout"
+        assert 0.3 < time.monotonic() - began < 1.0  # one try has 0.4 s
