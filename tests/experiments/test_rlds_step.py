@@ -357,7 +357,9 @@ def test_transcripts_hold_the_ids_that_were_sampled_and_their_advantages() -> No
 
 def test_a_reflector_does_not_read_random_grades() -> None:
     reflect = Reflect()
-    _, record, _ = one_step("condition=rlds-random-grades", "method.group_size=3", reflect=reflect)
+    _, record, _ = one_step(
+        "condition=rlds-random-grades", "method.grader=random", "method.group_size=3", reflect=reflect
+    )
     assert all(case.grading is None for case in reflect.cases)
     assert record.metrics["cost/calls/grade_gen"] == 0  # nobody was asked
     assert record.metrics["cost/calls/reflect_gen"] == 3
