@@ -33,15 +33,25 @@ that the tools returned."""
 DEMONSTRATION = (
     (
         "Do tides move ice shelves?",
-        '<tool_call>\n{"name": "search_papers", "arguments": {"query": "tides ice shelf", "limit": 2}}\n</tool_call>',
+        '<tool_call>\n{"name": "google_search", "arguments": {"query": "tides ice shelves"}}\n</tool_call>',
     ),
     (
-        "[id=p_00aa11bb22cc] Tidal motion of floating ice [cites=12]\nIce shelves rise and fall with the tide.",
-        '<answer><cite id="p_00aa11bb22cc">Ice shelves rise and fall with the tide.</cite></answer>',
+        "[id=00aa11bb22cc] Tides and floating ice\nIce shelves rise and fall with the tide.",
+        '<answer><cite id="00aa11bb22cc">Ice shelves rise and fall with the tide.</cite></answer>',
+    ),
+    (
+        "Does salt lower the freezing point of water?",
+        '<tool_call>\n{"name": "google_search", "arguments": {"query": "salt freezing point water"}}\n</tool_call>',
+    ),
+    (
+        "[id=33dd44ee55ff] Salt and ice\nSalt water freezes at a lower temperature.",
+        '<answer><cite id="33dd44ee55ff">Salt water freezes at a lower temperature.</cite></answer>',
     ),
 )
-"""Ours: the form of a call and of a cited answer, for `task.demonstration`. The id is of no source that a tool
-returns, and the result stands without its tags: a small model copies them instead of the call."""
+"""Ours: the form of a call and of a cited answer, for `task.demonstration`. The ids are of no source that a tool returns.
+
+Results stand without their tags: a small model copies them instead of the call.
+"""
 
 NOTHING_DONE = (
     "There is no tool call and no closed answer in your reply. Call a tool, or give your final answer inside "
