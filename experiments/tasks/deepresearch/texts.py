@@ -48,7 +48,7 @@ DEMONSTRATION = (
         '<answer><cite id="33dd44ee55ff">Salt water freezes at a lower temperature.</cite></answer>',
     ),
 )
-"""Ours: the form of a call and of a cited answer, for `task.demonstration`. The ids are of no source that a tool returns.
+"""Ours: the form of a call and of a cited answer, for `task.demonstration`. Its ids are of no source of a tool.
 
 Results stand without their tags: a small model copies them instead of the call.
 """
