@@ -22,6 +22,7 @@ _OPEN: Final = "<tool_call>"
 STOP: Final = "</tool_call>"
 """The string that ends a reply with a call."""
 _SHAPE: Final = '{"name": "<tool>", "arguments": {...}}'
+_TOO_DEEP: Final = "it is nested too deeply"
 _END_OF_RESPONSE: Final = re.compile(r"</(?=tool_response>)", re.IGNORECASE)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -76,14 +77,15 @@ def tool_response(text: str) -> str:
 def _parse(block: str) -> ToolCall | ToolCallError:
     try:
         value = json.loads(block.strip(), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = (
             f"{error.msg} at character {error.pos}"
             if isinstance(error, json.JSONDecodeError)
             else "no number"
         )
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else why
-        return ToolCallError(f"the tool call is not valid JSON ({why}); write {_SHAPE} between the tags")
+        return _invalid(why)
+    except RecursionError:
+        return _invalid(_TOO_DEEP)
     if not isinstance(value, dict):
         return ToolCallError(f"the tool call is not a JSON object; write {_SHAPE}")
     name, arguments = value.get("name"), value.get("arguments")
@@ -91,7 +93,14 @@ def _parse(block: str) -> ToolCall | ToolCallError:
         return ToolCallError(f'the tool call has no "name"; write {_SHAPE}')
     if not isinstance(arguments, dict):
         return ToolCallError(f'the "arguments" of the tool call are not a JSON object; write {_SHAPE}')
-    return ToolCall(_unicode(name), {_unicode(k): _unicode(v) for k, v in arguments.items()})
+    try:
+        return ToolCall(_unicode(name), {_unicode(k): _unicode(v) for k, v in arguments.items()})
+    except RecursionError:  # json goes deeper than a function in Python can
+        return _invalid(_TOO_DEEP)
+
+
+def _invalid(why: str) -> ToolCallError:
+    return ToolCallError(f"the tool call is not valid JSON ({why}); write {_SHAPE} between the tags")
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -8,6 +8,7 @@ between; nested or unclosed cite tags are not claims, though the ids of the latt
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import urllib.parse
 from dataclasses import dataclass
@@ -66,14 +67,17 @@ def without_answer_tags(text: str) -> str:
 def claims(text: str) -> list[Claim]:
     """Every closed cite span, in order."""
     found = []
-    for match in _CITE.finditer(text):
-        end = _CITE_END.search(text, match.end())
-        following = _CITE.search(text, match.end())
+    tags = list(_CITE.finditer(text))
+    ends = _CITE_END.finditer(text)
+    end = next(ends, None)
+    for tag, following in itertools.zip_longest(tags, tags[1:]):
+        while end is not None and end.start() < tag.end():  # one pass, however many tags are never closed
+            end = next(ends, None)
         if end is None or (following is not None and following.start() < end.start()):
             continue
-        inner = " ".join(text[match.end() : end.start()].split())
+        inner = " ".join(text[tag.end() : end.start()].split())
         if inner:
-            found.append(Claim(inner, _ids(match)))
+            found.append(Claim(inner, _ids(tag)))
     return found
 
 

@@ -20,7 +20,7 @@ from racelab.configs.schema_rlds import ToolServerConfig
 from racelab.experiments.tasks.deepresearch import texts
 from racelab.experiments.tasks.deepresearch.cache import SharedCache
 from racelab.experiments.tasks.deepresearch.citations import paper_id, web_id
-from racelab.experiments.tasks.deepresearch.documents import Document, html_document, pdf_document
+from racelab.experiments.tasks.deepresearch.documents import Document
 from racelab.experiments.tasks.deepresearch.faults import (
     Deadline,
     FaultError,
@@ -31,6 +31,7 @@ from racelab.experiments.tasks.deepresearch.faults import (
 )
 from racelab.experiments.tasks.deepresearch.fetch import Fetcher
 from racelab.experiments.tasks.deepresearch.guard import Guard
+from racelab.experiments.tasks.deepresearch.parsers import Parsers
 from racelab.experiments.tasks.deepresearch.schemas import NAMES, ArgumentError, arguments
 from racelab.experiments.tasks.deepresearch.serper import Hit, Serper
 from racelab.experiments.tasks.hermes import ToolCall, ToolCallError
@@ -77,7 +78,7 @@ class Toolbox:
         """
         self._config, self._serper, self._fetcher, self._guard = config, serper, fetcher, guard
         self._cache: SharedCache[Found] = SharedCache(config.cache_entries)
-        self._gate = Gate(config.fetch_concurrency)
+        self._gate, self._parsers = Gate(config.fetch_concurrency), Parsers()
         self._lock = threading.Lock()
         self._stats: Counter[str] = Counter()
         self._seconds = 0.0
@@ -123,8 +124,9 @@ class Toolbox:
         return values | ({"tools/seconds": seconds / calls} if calls else {})
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections and ends the parsers."""
         self._serper.close()
+        self._parsers.close()
 
     def _note(self, result: ToolResult) -> None:
         with self._lock:
@@ -152,7 +154,7 @@ class Toolbox:
     def _paper(self, url: str, deadline: Deadline, faults: Counter[str]) -> Document:
         def work() -> Document:
             body = self._fetcher.pdf(url, deadline, faults)
-            return pdf_document(body.data, max_chars=self._config.page_chars, deadline=deadline)
+            return self._parsers.pdf(body.data, max_chars=self._config.page_chars, deadline=deadline)
 
         return self._gate.run(work, deadline)
 
@@ -169,7 +171,10 @@ class Toolbox:
 
     def _fetched(self, url: str, deadline: Deadline, faults: Counter[str]) -> Document:
         body = self._fetcher.page(url, deadline, faults)
-        return html_document(body.data, body.charset, body.content_type, max_chars=self._config.page_chars)
+        longest = self._config.page_chars
+        return self._parsers.page(
+            body.data, body.charset, body.content_type, max_chars=longest, deadline=deadline
+        )
 
     def _render(self, name: str, given: Mapping[str, Any], found: Found) -> texts.Rendered:
         """As the agent reads it; the key is taken out first, should a server have repeated it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,3 +145,16 @@ def test_the_taxonomy_sums_to_one() -> None:
         "claim_grounding",
         "synthesis",
     ]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ['<cite id="a">', '<cite id="a">x</cite>', "<cite id=", '<cite id="', "</cite ", "<answer>", "</answer "],
+)
+def test_the_time_for_an_answer_grows_with_its_length(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece))
+    began = time.process_time()
+    claims(text)
+    cited_ids(text)
+    answer_block(text)
+    assert time.process_time() - began < 1.0

@@ -66,6 +66,17 @@ def test_what_cannot_be_read_says_what_to_write(block: str, word: str) -> None:
     assert "\n" not in found.message
 
 
+@pytest.mark.parametrize("depth", [200, 600, 900, 100_000])
+def test_arguments_nested_too_deeply_are_a_mistake_of_the_agent(depth: int) -> None:
+    value = "[" * depth + "]" * depth
+    [found] = parse_tool_calls(f'<tool_call>{{"name": "s", "arguments": {{"a": {value}}}}}</tool_call>')
+    if depth == 200:
+        assert isinstance(found, ToolCall)
+    elif depth == 100_000 or not isinstance(found, ToolCall):  # in between, Python's version decides
+        assert isinstance(found, ToolCallError)
+        assert "nested too deeply" in found.message
+
+
 def test_lone_surrogates_are_replaced() -> None:
     [found] = parse_tool_calls(r'<tool_call>{"name": "s", "arguments": {"query": ["a\ud800"]}}</tool_call>')
     assert found == ToolCall("s", {"query": ["a\ufffd"]})
