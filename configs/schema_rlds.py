@@ -196,7 +196,7 @@ class ToolServerConfig(Section):
     page_chars: Count
     pdf_mb: Positive
     allow_hosts: tuple[str, ...] = Field(
-        description="Hosts that pages may be fetched from although they are private; the replay server's own only."
+        description="Hosts (or host:port) that pages may be fetched from although they are private or at other ports."
     )
 
 
