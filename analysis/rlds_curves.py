@@ -25,7 +25,7 @@ import numpy.typing as npt
 from racelab.analysis.rlds_validation import evaluations, last_evaluations
 from racelab.analysis.rlds_verdicts import ARMS, verdicts, without_retries
 from racelab.analysis.rlds_walker import blind_walker
-from racelab.analysis.rlds_words import FEW, notes, unpaid
+from racelab.analysis.rlds_words import FEW, NO_TOOL, has_tools, notes, unpaid
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import DataError
 from racelab.experiments.rng import numpy_generator
@@ -40,6 +40,7 @@ _GRID: Final = 6
 """Amounts, at most, at which curves are compared."""
 _RETRIES: Final = ("rlds/reflect/n_retries",)
 _PAIRS: Final = ("rlds/reflect/n_reflect_pairs", "rlds/reflect/n_retry_pairs")
+_TOOLS: Final = ("cost/calls/tool_calls",)
 _TOKENS: Final = ("cost/tokens/policy", "cost/tokens/grade", "cost/tokens/reflect")
 
 
@@ -60,6 +61,7 @@ class Curve:
         retries: that were made.
         pairs: that the auxiliary loss learnt from.
         config: of the run.
+        tool_calls: in its updates; None for a task without tools.
     """
 
     task: str
@@ -74,6 +76,7 @@ class Curve:
     retries: int
     pairs: int
     config: RldsRunConfig
+    tool_calls: int | None = None
 
     @property
     def best(self) -> float:
@@ -123,6 +126,7 @@ def read_curve(run: RunFolder, label: str) -> Curve | None:
         retries=int(so_far(_RETRIES)[-1]),
         pairs=int(so_far(_PAIRS)[-1]),
         config=config,
+        tool_calls=int(so_far(_TOOLS)[-1]) if has_tools(config) else None,
     )
 
 
@@ -211,6 +215,8 @@ def _notes(by_name: Mapping[str, Mapping[int, Curve]]) -> list[str]:
     for name, of in by_name.items():
         for note in notes(next(iter(of.values())).config):
             who.setdefault(note, []).append(name)
+        if all(curve.tool_calls == 0 for curve in of.values()):
+            who.setdefault(NO_TOOL, []).append(name)
     return [f"{', '.join(names)}: {note}" for note, names in who.items()]
 
 

@@ -1,8 +1,8 @@
 """The conditions of a sweep as a picture: validation reward against updates, sampled tokens and CPU seconds.
 
 A row of panels per task. Thick: mean over seeds, as far as all of them go; thin: the seeds. Colours are from the set
-of Okabe and Ito (2008), told apart by every kind of colour vision; markers say the same. Only the points against
-updates are measured; the caption says so, and what the sampled tokens leave out.
+of Okabe and Ito (2008), told apart by every kind of colour vision; markers say the same. A marker is an evaluation:
+where seeds were evaluated at different amounts their mean has none. The caption says so, and what the tokens leave out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def picture(curves: Sequence[Curve], compared: Mapping[str, Any], title: str) ->
             axis.grid(axis="y", color="#E5E5E5", lw=0.6)
             axis.set_axisbelow(True)
         axes[0].set_ylabel(f"{task}: validation reward", fontsize=9)
-        axes[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        lines = axes[0].get_legend_handles_labels()
+        axes[-1].legend(*lines, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.supxlabel(caption, fontsize=7.5, x=0.01, ha="left")
     return figure
@@ -83,7 +84,8 @@ def picture(curves: Sequence[Curve], compared: Mapping[str, Any], title: str) ->
 def _caption(compared: Mapping[str, Any]) -> str:
     """What the curves are, and whose tokens leave grading and reflection out."""
     said = [
-        "Points against updates are measured; against tokens and CPU seconds lines are linear between evaluations."
+        "Markers: evaluations, linear between them. Thick: mean over seeds; thin: single seeds; the mean ends where "
+        "the first seed ends; time and tokens of updates only."
     ]
     for task, of in compared.items():
         said += [f"NOTE: {f'{task}, ' if len(compared) > 1 else ''}{note}." for note in of["token_notes"]]
@@ -94,19 +96,19 @@ def _draw(axis: Axes, by_name: Mapping[str, Mapping[int, Curve]], key: str) -> N
     """The conditions of one task against one kind of cost."""
     for number, (name, of) in enumerate(by_name.items()):
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        common = key == "updates" or len(of) == 1  # evaluations of all seeds at the same amounts
         if len(of) > 1:
             for curve in of.values():
-                axis.plot(curve.at[key], curve.reward, color=colour, lw=0.7, alpha=0.35)
-        x_P = _measured(of) if key == "updates" else _between(of, key)
+                x_E, own = curve.at[key], None if common else marker
+                axis.plot(x_E, curve.reward, color=colour, lw=0.7, alpha=0.35, marker=own, ms=3.0)
+        x_P = _measured(of, key) if common else _between(of, key)
         y_P = np.mean([np.interp(x_P, c.at[key], c.reward) for c in of.values()], axis=0)
-        # against tokens and seconds markers only tell the curves apart
-        every = 1 if key == "updates" else (_POINTS // 6, _POINTS // 5)
-        axis.plot(x_P, y_P, color=colour, lw=2.0, marker=marker, markevery=every, ms=4.5, label=name)
+        axis.plot(x_P, y_P, color=colour, lw=2.0, marker=marker if common else None, ms=4.5, label=name)
 
 
-def _measured(of: Mapping[int, Curve]) -> FloatArray:
-    """Updates after which all seeds were evaluated [P]."""
-    return np.array(sorted(set.intersection(*(set(c.at["updates"].tolist()) for c in of.values()))))
+def _measured(of: Mapping[int, Curve], key: str) -> FloatArray:
+    """Amounts at which all seeds were evaluated [P]."""
+    return np.array(sorted(set.intersection(*(set(c.at[key].tolist()) for c in of.values()))))
 
 
 def _between(of: Mapping[int, Curve], key: str) -> FloatArray:

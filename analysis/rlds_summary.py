@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from racelab.analysis.rlds_validation import validation
-from racelab.analysis.rlds_words import notes
+from racelab.analysis.rlds_words import NO_TOOL, has_tools, notes, roles
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.fsio import read_json
 from racelab.experiments.runfolder import RunFolder
@@ -48,6 +48,7 @@ def summarise_rlds(folder: RunFolder, config: RldsRunConfig) -> dict[str, Any]:
     metrics, samples = _read(folder)
     steps = [m for m in metrics if "train/clock/policy_step" in m]
     seed, info = config.run.seed, folder.info()
+    unused = bool(steps) and has_tools(config) and not total(steps, "cost/calls/tool_calls")
     return {
         "family": "rlds",
         "run_id": folder.run_id,
@@ -57,7 +58,11 @@ def summarise_rlds(folder: RunFolder, config: RldsRunConfig) -> dict[str, Any]:
         "condition": config.method.condition,
         "preset": config.preset,
         "seed": seed,
-        "notes": notes(config),
+        "engine": config.model.engine,
+        "roles": roles(config.method),
+        "retries_asked": bool(config.method.reflect.max_retries),
+        "null_draws": config.method.sdae.null_draws,
+        "notes": [*notes(config), *[NO_TOOL] * unused],
         "steps": {"policy": len(steps)},
         "transcripts_every": config.run.transcripts_every,
         "seconds": seconds_by_part(metrics),

@@ -22,7 +22,7 @@ SDAE, ROLLOUT, RANDOM, NO_AUX, NO_KERNEL = (
     ("rlds", "rlds-no-aux"),
     ("rlds", "rlds-no-kernel"),
 )
-"""Each answers a question: what SDAE adds, the reflect-retry rollout, the grades' content, L_aux, the kernel."""
+"""Each answers a question: what SDAE changes, the reflect-retry rollout, the grades' content, L_aux, the kernel."""
 ARMS: Final = (RANDOM, NO_AUX, NO_KERNEL)
 
 
@@ -38,17 +38,17 @@ def verdicts(differences: Mapping[str, Mapping[str, Any]], by_name: Named) -> li
     )
     said, parts = [], []
     if sdae is not None and all(_retried(by_name, name) for name in SDAE):
-        parts.append(f"over the same retries with GRPO {_said(sdae)}")
+        parts.append(f"by {_said(sdae)} against the same retries with GRPO")
     if random is not None:
-        parts.append(f"over itself with random grades and pivots {_said(random)}")
+        parts.append(f"by {_said(random)} against itself with random grades and pivots")
     if parts:
-        said.append(f"SDAE adds {', and '.join(parts)}.")
+        said.append(f"SDAE changes the reward {', and '.join(parts)}.")
     if rollout is not None and _retried(by_name, ROLLOUT[0]):
-        said.append(f"{_rollout(by_name)} adds over scalar GRPO {_said(rollout)}.")
+        said.append(f"{_rollout(by_name)} changes the reward by {_said(rollout)} against scalar GRPO.")
     if no_aux is not None and any(curve.pairs for curve in by_name["rlds"].values()):
         said.append(f"Without the auxiliary loss rlds {_lost(no_aux)}.")
     if no_kernel is not None:
-        said.append(f"The pivot kernel adds {_said(no_kernel)}.")
+        said.append(f"The pivot kernel changes the reward by {_said(no_kernel)}.")
     return said
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from racelab.configs.schema_rlds import RldsMethodConfig, RldsRunConfig
+from racelab.configs.schema_rlds import DeepResearchTask, HotpotQaTask, RldsMethodConfig, RldsRunConfig
 
 FEW: Final = 10
 """Fewer validation examples than this give no interval: a bootstrap of so few says nothing about others."""
@@ -43,6 +43,13 @@ def notes(config: RldsRunConfig) -> list[str]:
         who = " and ".join(role for role, value in asked.items() if value == kind)
         if who:
             found.append(f"{who} = {kind}: {words}")
+    if config.model.grid is not None:
+        steps = counted(config.model.grid.warmup_steps, "step")
+        found.append(
+            f"untrained: before RL, after the warm-up of {steps} on random walks"
+            if config.model.grid.warmup_steps
+            else "untrained: random weights, there is no warm-up (model.grid.warmup_steps=0)"
+        )
     if config.task.demonstration:
         found.append(
             "task.demonstration=true: worked examples stand before the first observation (not in the paper)"
@@ -53,6 +60,14 @@ def notes(config: RldsRunConfig) -> list[str]:
             "no number here says anything about the method."
         )
     return found
+
+
+def has_tools(config: RldsRunConfig) -> bool:
+    """Whether the task offers tools: without a call of one the retriever or the search has done nothing."""
+    return isinstance(config.task, HotpotQaTask | DeepResearchTask)
+
+
+NO_TOOL: Final = "no tool was called in this run: retriever/search were not exercised"
 
 
 def unpaid(methods: Mapping[str, RldsMethodConfig]) -> list[str]:

@@ -120,7 +120,7 @@ class PlainLines:
     def start(self, title: str, total_policy_updates: int) -> None:
         """Names the run and its budget."""
         self._budget = total_policy_updates
-        self._say(f"{title}: {total_policy_updates} policy updates")
+        self._say(f"{title}: {total_policy_updates} policy update{'' if total_policy_updates == 1 else 's'}")
 
     def update(self, record: StepRecord) -> None:
         """One line."""

@@ -113,7 +113,7 @@ def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
     if reused:
         print(f"  reused    {', '.join(reused)}: children of another sweep in MLflow")
     print(f"  folder    {info.path}\n")
-    print_cells(rows)
+    print_cells(rows, sweep.path.parent)
     compared = comparison(sweep, draw=False)
     if compared is not None:
         print_comparison(compared, sweep)
@@ -134,6 +134,7 @@ def describe(run: RunFolder) -> dict[str, Any]:
         "paper": str(run.info().get("paper") or "race"),
         "last_step": int(metrics.index.max()) if len(metrics.index) else 0,
         "seconds": _total(metrics, "perf/time/step_s"),
+        "go_on": _go_on(run),
         "attempts": attempts,
         "overrides": read_json(overrides) if overrides.is_file() else [],
         "phases": _records(phases, ["index", "kind", "start", "end", "length", "end_reason"]),
@@ -141,6 +142,16 @@ def describe(run: RunFolder) -> dict[str, Any]:
         "records_waiting": backlog(run),
         "summary": stored_summary(run),
     }
+
+
+def _go_on(run: RunFolder) -> str | None:
+    """The command that goes on with a run that has ended unfinished: that of its sweep where it is a cell of one."""
+    if run.status() not in ("interrupted", "stale", "failed"):
+        return None
+    sweep = run.path.parent / str(run.info().get("sweep") or "")
+    if run.info().get("sweep") and (sweep / "run.json").is_file():
+        return str(RunFolder.open(sweep).info().get("command"))
+    return f"{command()} train --resume {reference(run)}"
 
 
 def step_groups(run: RunFolder, step: int) -> list[dict[str, Any]]:
@@ -224,7 +235,9 @@ def _print_run(found: Mapping[str, Any]) -> None:
     print(f"  status    {found['status']}{reason}")
     print(f"  method    {name}, seed {found['seed']}")
     print(f"  started   {local_time(found['started'])}, attempts {len(found['attempts'])}")
-    print(f"  step      {found['last_step']}, {seconds(found['seconds'])} in steps")
+    of, again = ("updates", "update") if found["paper"] == "rlds" else ("steps", "step")
+    all_of = " (all attempts)" if len(found["attempts"]) > 1 else ""
+    print(f"  {again:<9} {found['last_step']}, {seconds(found['seconds'])} in {of}{all_of}")
     print(f"  folder    {found['path']}")
     print(f"  overrides {' '.join(found['overrides']) or 'none'}")
     mlflow = found["mlflow_run_id"] or "not there yet"
@@ -244,7 +257,10 @@ def _print_run(found: Mapping[str, Any]) -> None:
         ]
         print_table(["", "first", "last", "min", "max", "name"], rows, right=["first", "last", "min", "max"])
     texts, option = ("Rollouts", "--rollout STEP") if found["paper"] == "rlds" else ("Texts", "--step N")
-    print(f"\n{texts} of a step: racelab show {found['run_id']} {option}")
+    if found["last_step"] or not found["go_on"]:
+        print(f"\n{texts} of a step: racelab show {found['run_id']} {option}")
+    if found["go_on"]:
+        print(f"\nGo on with: {found['go_on']}")
 
 
 def _print_step(run: RunFolder, step: int, groups: Sequence[Mapping[str, Any]]) -> None:

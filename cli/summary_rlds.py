@@ -9,6 +9,11 @@ from racelab.analysis.rlds_words import FEW, counted, too_few
 from racelab.cli.console import number, print_table, seconds
 
 _SHOWN = 10
+_FEW_NULLS = 5
+_SAME_END = {"end_hole_frac": "fell", "end_failed_frac": "failed"}
+"""Ways to end that the environment counts under a name of its own, too: one of two equal numbers is shown."""
+_ASKED = {"judge_s": "grader", "reflect_s": "reflector", "gen_retry_s": "reflector"}
+"""Seconds that only a condition which asks this role can spend."""
 _PARTS = {
     "gen_s": "originals",
     "judge_s": "grading",
@@ -39,9 +44,9 @@ def print_rlds(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
     _what_happened(summary, end)
     _validation(summary["validation"])
     _groups(summary)
-    _stages(summary["stages"])
+    _stages(summary["stages"], summary.get("null_draws"))
     _subtasks(summary["subtasks"])
-    _costs(summary)
+    _costs(summary, end)
     _counters(summary["task_counters"])
 
 
@@ -125,8 +130,10 @@ def _groups(summary: Mapping[str, Any]) -> None:
         f"  Groups with equal rewards (collapse) {number(summary['collapse_rate'])}, with solved and unsolved "
         f"rollouts {number(summary['mixed_rate'])}."
     )
-    tried = summary["retries"]
-    if tried:
+    tried = summary["retries"] if summary.get("retries_asked", True) else {}
+    if tried and not tried["candidates"]:
+        print("  Retries: none, as no failure was picked.")
+    elif tried:
         failed = counted(tried["replay_failures"], "replay")
         print(
             f"  Retries: {number(tried['made'])} made of {counted(tried['candidates'], 'failure')} picked; better than "
@@ -164,11 +171,18 @@ def _parse(found: Mapping[str, Any], fallbacks: Mapping[str, int]) -> None:
         print(f"  Fallbacks: {fell}.")
 
 
-def _stages(found: Mapping[str, Any]) -> None:
+def _stages(found: Mapping[str, Any], draws: int | None) -> None:
     metrics = found["metrics"]
     if not metrics:
         return
     print()
+    n = max(cell["n_nulls"] for cell in metrics.values())
+    if n < _FEW_NULLS:
+        print(
+            f"Stage diagnostics are left out: {counted(n, 'permutation null')} of at least {_FEW_NULLS} that they need "
+            "(method.sdae.null_every); their means are in --json."
+        )
+        return
     print(
         "Stage diagnostics, means over the updates (excess: over grades and pivots permuted within a group)"
     )
@@ -184,14 +198,23 @@ def _stages(found: Mapping[str, Any]) -> None:
                     number(cell["mean"]),
                     "-" if cell["null_excess"] is None else f"{cell['null_excess']:+.3f}",
                     number(cell["null_p_median"]),
-                    "-" if not cell["n_nulls"] else f"{cell['null_p_low_frac']:.2f} of {cell['n_nulls']}",
+                    _low_p(cell),
                 ]
             )
     heads = ["", "mean", "excess", "median p", "p ≤ 0.05"]
     print_table(heads, rows, right=heads[1:])
+    least = "1/(draws + 1)" if draws is None else f"1/(draws + 1) = 1/{draws + 1:,}"
+    chance = 0.05 if draws is None else (draws + 1) // 20 / (draws + 1)
     print(
-        "Raw values mislead: random grades disagree in sign, too. Without an effect p ≤ 0.05 in 0.05 of the nulls."
+        f"Raw values mislead: random grades disagree in sign, too. By chance p ≤ 0.05 in {chance * n:.2g} of {n}; p is "
+        f"two-sided and cannot be below {least}."
     )
+
+
+def _low_p(cell: Mapping[str, Any]) -> str:
+    """`20 of 20`: in how many of the nulls p was low."""
+    n = cell["n_nulls"]
+    return f"{round(cell['null_p_low_frac'] * n)} of {n}" if n else "-"
 
 
 def _subtasks(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -213,19 +236,21 @@ def _subtasks(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(heads, table, right=heads[1:])
 
 
-def _costs(summary: Mapping[str, Any]) -> None:
-    found, spent = summary["costs"], summary["seconds"]
+def _costs(summary: Mapping[str, Any], end: Mapping[str, Any]) -> None:
+    found = summary["costs"]
     print()
     print("Cost")
-    parts = ", ".join(f"{name} {spent[key]:,.1f}" for key, name in _PARTS.items() if spent.get(key))
-    looked = spent.get("validate_s", 0.0)
-    print(f"  Seconds: {spent.get('step_s', 0.0):,.1f} in updates ({parts}); {looked:,.1f} in validation.")
+    print(f"  {_seconds(summary, end)}.")
     print(
         f"  CPU seconds of this process in updates: {summary['cpu_s']:,.1f}; servers and simulators not included."
     )
     tokens = ", ".join(f"{role} {count:,}" for role, count in found["tokens"].items() if count)
     print(f"  Tokens sampled by the trained model: {tokens or 'none'}.")
-    calls = ", ".join(f"{kind.replace('_', ' ')} {c['measured']:,}" for kind, c in found["calls"].items())
+    calls = ", ".join(
+        f"{kind.replace('_', ' ')} {c['measured']:,}"
+        for kind, c in found["calls"].items()
+        if c["measured"] or c["expected"]
+    )
     for key, name in (("tool_calls", "tool calls"), ("judge_calls", "judge calls")):
         calls += f", {name} {found[key]:,}" if found[key] else ""
     print(f"  Calls: {calls}{'' if found['mismatches'] else '; as many as follow from the steps'}.")
@@ -234,16 +259,41 @@ def _costs(summary: Mapping[str, Any]) -> None:
         print(f"  ERROR: not as many as expected: {counted(found['mismatches'], 'count')}; first at {steps}.")
 
 
+def _seconds(summary: Mapping[str, Any], end: Mapping[str, Any]) -> str:
+    """Where the time went; the rest is known of a run that was never interrupted."""
+    spent, roles = summary["seconds"], summary.get("roles")
+    parts = ", ".join(
+        f"{name} {spent[key]:,.1f}"
+        for key, name in _PARTS.items()
+        if spent.get(key) and (roles is None or _ASKED.get(key) in (None, *roles))
+    )
+    updates, looked = spent.get("step_s", 0.0), spent.get("validate_s", 0.0)
+    again = end.get("attempts", 1) > 1
+    said = f"Seconds{' (all attempts)' if again else ''}: {updates:,.1f} in updates ({parts})"
+    said += f"; {looked:,.1f} in validation"
+    if again or end.get("wall_s") is None:
+        return said
+    warm_up = "warm-up, " if summary.get("engine") == "grid" else ""
+    return f"{said}; {max(0.0, end['wall_s'] - updates - looked):,.1f} the rest: start, {warm_up}tables"
+
+
 def _counters(found: Mapping[str, Mapping[str, float]]) -> None:
     print()
     print("The task")
     heads = {
-        "means": "Counted, a rollout",
+        "means": "Counted, a rollout (mean over all rollouts, retries included)",
         "totals": "Counted, in all",
         "state": "Rates and gauges, mean over the updates",
     }
+    if "solved_frac" in found["means"]:
+        print(f"  Solved (originals): {number(found['means']['solved_frac'])}.")
     for kind, head in heads.items():
-        shown = ", ".join(f"{name} {_short(value)}" for name, value in found.get(kind, {}).items())
+        of = found.get(kind, {})
+        shown = ", ".join(
+            f"{name} {_short(value)}"
+            for name, value in of.items()
+            if name != "solved_frac" and not (name in _SAME_END and of.get(_SAME_END[name]) == value)
+        )
         if shown:
             print(f"  {head}: {shown}.")
     faults = ", ".join(f"{name} {_short(value)}" for name, value in found["faults"].items() if value)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from racelab.analysis.rlds_words import counted
 from racelab.cli.console import number, on_terminal, print_json, print_table, results, say, seconds
 from racelab.cli.sweep_rlds import comparison, print_comparison
 from racelab.cli.sweep_view import make_view
-from racelab.cli.train import parse_seeds, run_root
+from racelab.cli.train import parse_seeds, reference, run_root
 from racelab.configs.check import reachability
 from racelab.configs.keys import CONFIG_DIR
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError
+from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.cells import Cell, Spec, make_cells
 from racelab.sweeps.grid import read_grid
 from racelab.sweeps.inputs import check_inputs
@@ -25,6 +28,7 @@ from racelab.sweeps.record import Row, means
 from racelab.sweeps.run import Plan, Result, make_plan, refuse_new, run_sweep
 
 _SHOWN_LABELS = 3
+_BOTH = "reward = success"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ def _print_plan(plan: Plan, statuses: Sequence[str], json_output: bool) -> None:
     print_table(["cell", "label", "seed", "status", "own overrides"], table, right=["seed"])
     if common:
         say(f"all cells: {shlex.join(word for word in plan.cells[0].overrides if word in common)}")
-    say(f"{len(rows)} cells of {plan.run_id} in {plan.root}; nothing was started")
+    say(f"{counted(len(rows), 'cell')} of {plan.run_id} in {plan.root}; nothing was started")
 
 
 def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
@@ -213,7 +217,7 @@ def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
     if json_output:
         print_json({**_as_json(result), "comparison": compared})
         return
-    print_cells(result.rows)
+    print_cells(result.rows, plan.root)
     if compared is not None:
         print_comparison(compared, result.folder)
     ended = ("failed", "interrupted") if result.status == "failed" else ("failed",)
@@ -224,8 +228,10 @@ def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
         print_table(["failed", "last line of its log", "log"], table)
     unfinished = sum(row["status"] != "finished" for row in result.rows)
     if unfinished:
+        of = counted(len(result.rows), "cell")
         say(
-            f"{unfinished} of {len(result.rows)} cells are not finished; go on with the same command: {plan.command}"
+            f"{unfinished} of {of} {'is' if unfinished == 1 else 'are'} not finished; go on with the same command: "
+            f"{plan.command}"
         )
     say(f"sweep {result.folder.run_id} {result.status}; `racelab show {result.folder.run_id}` shows it again")
 
@@ -247,31 +253,61 @@ def _as_json(result: Result) -> dict[str, Any]:
 Column = tuple[str, Callable[[Row], str]]
 
 
-def print_cells(rows: Sequence[Row]) -> None:
+def print_cells(rows: Sequence[Row], root: Path | None = None) -> None:
     """The table of a sweep's cells on stdout.
 
     A column that no cell has is left out, and on a terminal the last ones, if it is too narrow.
+
+    Args:
+        rows: of the cells.
+        root: folder of the runs; with it the legend names a cell as it can be typed.
     """
-    columns = [
-        (head, [cell(row) for row in rows])
-        for head, cell in _COLUMNS
-        if head in _ALWAYS or any(cell(row).strip("-/+ ") for row in rows)
-    ]
+    columns = _merged(
+        [
+            (head, [cell(row) for row in rows])
+            for head, cell in _COLUMNS
+            if head in _ALWAYS or any(cell(row).strip("-/+ ") for row in rows)
+        ]
+    )
     room = shutil.get_terminal_size().columns if on_terminal() else None
     shown = _fitting(columns, room)
     heads = [head for head, _ in shown]
     table = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
     print_table(heads, table, right=[head for head in heads if head not in ("cell", "status")])
     if any(row.get("last_five") is not None for row in rows):
-        say(_RLDS_LEGEND)
+        _say_legend(_RLDS_LEGEND, [head for head, _ in shown], rows, root)
     elif any(row.get("reward") is not None for row in rows):
-        say(_LEGEND)
+        _say_legend(_LEGEND, [head for head, _ in shown], rows, root)
     for labels in _twins(rows):
         say(
             f"{' and '.join(labels)} have the same numbers throughout: what tells them apart decided nothing here"
         )
     if len(shown) < len(columns):
         say(f"columns that do not fit: {', '.join(head for head, _ in columns[len(shown) :])}")
+
+
+def _merged(columns: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """One column for reward and success where they are equal in every row, as in a task whose reward is 0 or 1."""
+    cells = dict(columns)
+    if cells.get("reward") is None or cells.get("reward") != cells.get("success"):
+        return columns
+    return [(_BOTH if h == "reward" else h, of) for h, of in columns if h != "success"]
+
+
+def _say_legend(
+    legend: Mapping[str, str], heads: Sequence[str], rows: Sequence[Row], root: Path | None
+) -> None:
+    """What the columns that are shown mean, and a command for more."""
+    ended = next(
+        (str(row["run_id"]) for row in rows if row["status"] == "finished" and "run_id" in row), None
+    )
+    cell = "CELL" if ended is None or root is None else reference(RunFolder(root / ended, ended))
+    said = [f"{name}: {words}" for name, words in legend.items() if name in heads]
+    said += [f"{_BOTH}: {legend['reward']}"] * (_BOTH in heads)
+    width = max(40, min(110, shutil.get_terminal_size((110, 24)).columns))
+    for line in textwrap.wrap("; ".join(said), width, break_on_hyphens=False):
+        say(line)
+    say(f"intervals: racelab show {cell}")
 
 
 def _twins(rows: Sequence[Row]) -> list[list[str]]:
@@ -320,7 +356,7 @@ _COLUMNS: tuple[Column, ...] = (
     ("updates", _updates),
     ("reward", lambda row: _pair(row, "reward")),
     ("success", lambda row: _pair(row, "success")),
-    ("last 5", lambda row: number(row.get("last_five"))),
+    ("mean last", lambda row: number(row.get("last_five") if row.get("last_evaluations") != 1 else None)),
     ("best", lambda row: number(row.get("best_reward"))),
     ("retries", lambda row: number(row.get("retries"), 0)),
     ("better", lambda row: number(row.get("retry_success"))),
@@ -332,15 +368,24 @@ _COLUMNS: tuple[Column, ...] = (
     ("phase length", lambda row: _two(row, "policy_phase_len", "rubric_phase_len", "/", 1)),
 )
 """Heading -> the text of a cell's row: updates and phase lengths are policy and rubric."""
-_LEGEND = (
-    "updates: policy + rubric; reward (judged) and success (by rule) on held-out prompts after training, and the rise; "
-    "phase length: policy/rubric; intervals: `racelab show CELL`"
-)
-_RLDS_LEGEND = (
-    "reward and success: validation after training, and the rise; last 5: mean reward of the last evaluations; better: "
-    "share of the retries that beat their original; graded: share of the gradings that could be read; mixed: groups "
-    "with solved and unsolved rollouts; collapsed: groups with equal rewards; intervals: `racelab show CELL`"
-)
+_LEGEND: Mapping[str, str] = {
+    "updates": "policy + rubric",
+    "reward": "judged, on held-out prompts after training, and the rise",
+    "success": "by rule, likewise",
+    "phase length": "policy/rubric",
+}
+_RLDS_LEGEND: Mapping[str, str] = {
+    "took": "from the start of the run to its last record, without that of the process",
+    "reward": "validation after training, and the rise",
+    "success": "likewise",
+    "mean last": "mean of the last evaluations, at most five",
+    "best": "the highest evaluation",
+    "better": "share of the retries that beat their original",
+    "graded": "share of the gradings that could be read",
+    "mixed": "groups with solved and unsolved rollouts",
+    "collapsed": "groups with equal rewards",
+}
+"""Heading -> what it means."""
 _TELLING = (
     "seed",
     "reward",

@@ -46,7 +46,8 @@ def comparison(sweep: RunFolder, draw: bool) -> dict[str, Any] | None:
         if draw:
             from racelab.analysis.rlds_plot import plot
 
-            plot(curves, found, f"{sweep.info()['name']}  {sweep.run_id}", sweep.path / PICTURE)
+            title = "; ".join(f"{task}: {', '.join(of['conditions'])}" for task, of in found.items())
+            plot(curves, found, title, sweep.path / PICTURE)
         return found
     except RacelabError as error:
         say(f"warning: the conditions are not compared: {error}")
@@ -79,8 +80,8 @@ def print_comparison(found: Mapping[str, Any], sweep: RunFolder) -> None:
 
 def _results(task: str, of: Mapping[str, Any]) -> None:
     conditions, differences = of["conditions"], of["differences"]
-    n = max(c["evaluations"] for c in conditions.values())
-    result = "last evaluation" if n == 1 else f"mean of last {n}"
+    few_last, n = (f(c["evaluations"] for c in conditions.values()) for f in (min, max))
+    result = "last evaluation" if n == 1 else f"mean of last {n if few_last == n else f'{few_last} to {n}'}"
     examples = max(c["examples"] for c in conditions.values())
     few = examples < FEW
     words = too_few(examples) if few else "95 % intervals over seeds and examples, paired"

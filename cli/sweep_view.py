@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
+from racelab.analysis.rlds_words import counted
 from racelab.cli.console import number, seconds
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.sweeps.launch import CellState
@@ -63,13 +64,32 @@ class Silent:
 
 def counts(states: Sequence[CellState]) -> str:
     """`9 cells: 3 finished, 1 running, 5 waiting`."""
-    statuses = [state.status for state in states]
+    statuses = [_standing(state) for state in states]
     words = [
         f"{statuses.count(s)} {s}"
-        for s in ("finished", "failed", "running", "elsewhere", "waiting")
+        for s in ("finished", "failed", "running", "elsewhere", "interrupted", "waiting")
         if s in statuses
     ]
-    return f"{len(states)} cells: {', '.join(words)}"
+    return f"{counted(len(states), 'cell')}: {', '.join(words)}"
+
+
+def _standing(state: CellState) -> str:
+    """The status; of a cell that waits to go on, how it was left: interrupted (or killed), or failed."""
+    if state.status != "waiting" or not state.attempts:
+        return state.status
+    return "failed" if state.folder.status() == "failed" else "interrupted"
+
+
+def _began(state: CellState) -> str:
+    """`started, in FOLDER`, or `goes on at update 213, in FOLDER` where there is a checkpoint to go on at."""
+    kept = [
+        int(path.name.removeprefix("step-"))
+        for path in (state.folder.path / "checkpoints").glob("step-*")
+        if path.name.removeprefix("step-").isdecimal()
+    ]
+    if not state.attempts or not any(kept):
+        return f"started, in {state.folder.path}"
+    return f"goes on at {'step' if _has_phases(state) else 'update'} {max(kept) + 1}, in {state.folder.path}"
 
 
 def cell_name(state: CellState) -> str:
@@ -93,7 +113,7 @@ class PlainLines:
     def changed(self, state: CellState) -> None:
         """One line."""
         if state.status == "running":
-            self.note(f"{cell_name(state)}: started, in {state.folder.path}")
+            self.note(f"{cell_name(state)}: {_began(state)}")
         elif state.status == "elsewhere":
             self.note(f"{cell_name(state)}: another process has it; waiting for it")
         elif state.status != "waiting":
@@ -208,13 +228,14 @@ class LiveTable:
                 *(Text(text, style=_STYLES.get(state.status, "")) for text in _cells(state, phases))
             )
         if len(states) > len(kept):
-            table.caption = f"{len(states) - len(kept)} cells are not shown"
+            hidden = len(states) - len(kept)
+            table.caption = f"{counted(hidden, 'cell')} {'is' if hidden == 1 else 'are'} not shown"
         return table
 
 
 def _cells(state: CellState, phases: bool) -> list[str]:
     """A cell's row of the table; `phases`: with RACE's columns."""
-    head, elapsed = [state.cell.label, str(state.cell.seed), state.status], seconds(state.elapsed())
+    head, elapsed = [state.cell.label, str(state.cell.seed), _standing(state)], seconds(state.elapsed())
     if state.status != "running":
         return [*head, *[""] * (len(_COLUMNS if phases else _RLDS_COLUMNS) - 4), elapsed, ""]
     p = state.progress()

@@ -58,7 +58,7 @@ def task(
         spec
         for name, condition in product(tasks, picked)
         for spec in seeded(
-            condition if len(tasks) == 1 else f"{name}-{condition}",
+            f"{name}-{condition}",
             [*overrides, f"task={name}", f"condition={condition}"],
             given,
         )

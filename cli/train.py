@@ -15,6 +15,7 @@ from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.schema import Config
+from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ def _dry_run(composed: Composed, json_output: bool) -> int:
         from racelab.experiments.data.load import load_prompts
 
         load_prompts(c.data, c.run.seed)
+    elif isinstance(c, RldsRunConfig):
+        from racelab.sweeps.inputs import check_task
+
+        check_task(c)
     findings = reachability(c)
     row = {
         **c.facts(),
@@ -124,7 +129,8 @@ def _dry_run(composed: Composed, json_output: bool) -> int:
     if json_output:
         print_json([{**row, "findings": [f.line() for f in findings]}])
     else:
-        print(" ".join(f"{k}={v}" for k, v in row.items()))
+        names = {} if isinstance(c, Config) else {"policy_updates": "updates"}  # as their configs call it
+        print(" ".join(f"{names.get(k, k)}={v}" for k, v in row.items() if v not in ("", None)))
         for finding in findings:
             say(finding.line())
     return 2 if any(f.severity == "error" for f in findings) else 0
@@ -235,7 +241,9 @@ def _attempt(
         write_json_atomic(done.path / "summary.json", summary)
 
     with StopRequest() as stop:
-        display.start(f"{folder.info()['name']}  {folder.run_id}", composed.config.budget)
+        display.start(
+            f"{folder.info()['name']}  {folder.run_id}{_by_default(composed)}", composed.config.budget
+        )
         display.note(f"run folder {folder.path}")
         try:
             talk = Talk(display.update, display.note, finish)
@@ -248,6 +256,14 @@ def _attempt(
         finally:
             display.stop()
     return _say_end(composed, folder, outcome, summary, json_output)
+
+
+def _by_default(composed: Composed) -> str:
+    """`  condition=rlds (the default)` for an RLDS run whose command names none; a run that goes on has none."""
+    typed = {word.partition("=")[0] for word in composed.overrides}
+    if isinstance(composed.config, Config) or not typed or "condition" in typed:
+        return ""
+    return f"  condition={composed.config.method.condition} (the default)"
 
 
 def _say_end(

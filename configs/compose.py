@@ -322,6 +322,8 @@ def _check_word(
     other = RACE if family is RLDS else RLDS
     if key in (*leaf_keys(other), *section_keys(other), *groups(dirs, other)):
         mend = "leave it out, or leave task= and condition= out" if family is RLDS else "add task=frozenlake"
+        if family is RLDS and key == "run.policy_updates":
+            mend += "; RLDS runs have run.updates"
         raise ConfigError(f"{word.text}: a key of {other.title} runs; this is one of {family.title}; {mend}")
     in_force = keys_in_force({**default_choices(family), **dict(chosen)}, dirs)
     found = near_keys(key, [*known, *leaf_keys(family)], prefer=in_force)

@@ -85,7 +85,7 @@ class Messages:
             return f"{label}{where}: {self._unknown(key)}"
         if kind == "literal_error":
             return f"{label}{where}: {_literal_reason(detail)}"
-        reason = detail["msg"].replace("Input should be", "must be")
+        reason = detail["msg"].replace("Input should be", "must be").partition(", unable to parse")[0]
         if kind == "string_type" and isinstance(value, int | float):
             reason += f"; quote it: {key}=\"'{value}'\""
         return f"{label}{where}: {reason[:1].lower()}{reason[1:]}"

@@ -42,6 +42,7 @@ RLDS_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     "success_gain": ("validation", "solved", "difference"),
     "best_reward": ("validation", "best", "reward"),
     "last_five": ("validation", "last_five", "reward", "mean"),
+    "last_evaluations": ("validation", "last_five", "n_evaluations"),
     "retries": ("retries", "made"),
     "retry_success": ("retries", "success_frac"),
     "graded_frac": ("parse", "graded_frac"),
@@ -51,7 +52,8 @@ RLDS_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     "policy_tokens": ("costs", "tokens", "policy"),
     "cpu_s": ("cpu_s",),
 }
-"""The same for an RLDS run; reward and success: validation after training, last_five: mean of the last evaluations."""
+"""The same for an RLDS run; reward and success: validation after training; last_five: mean of the last evaluations, at
+most five; last_evaluations: how many they were."""
 PHASE_METRICS: Final = ("n_phases", "policy_phase_len", "rubric_phase_len")
 NAMES: Final = (*dict.fromkeys([*RACE_METRICS, *PHASE_METRICS, *RLDS_METRICS]), "wall_s")
 """Every number of a cell."""

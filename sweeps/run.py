@@ -311,6 +311,5 @@ def _other_code(states: Sequence[CellState]) -> list[str]:
         f"{', '.join(ids[:3])}{' ...' if len(ids) > 3 else ''} by {name}" for name, ids in made.items()
     )
     count = sum(map(len, made.values()))
-    return [
-        f"{count} finished cells were made by other code than {code_name(now)} ({which}); --fresh runs them anew"
-    ]
+    cells = f"{count} finished {'cell was' if count == 1 else 'cells were'}"
+    return [f"{cells} made by other code than {code_name(now)} ({which}); --fresh runs them anew"]

@@ -120,9 +120,9 @@ def test_conditions_are_paired_over_the_seeds_and_examples_they_share(config: Rl
         "examples": 12,
     }  # fmt: skip
     assert found["verdicts"] == [
-        "SDAE adds over the same retries with GRPO +0.500 [+0.500, +0.500].",
-        "The reflect-retry rollout with its auxiliary loss (G = 6 + retries against 10) adds over scalar GRPO +0.250 "
-        f"[{retries['low']:+.3f}, {retries['high']:+.3f}] (not resolved).",
+        "SDAE changes the reward by +0.500 [+0.500, +0.500] against the same retries with GRPO.",
+        "The reflect-retry rollout with its auxiliary loss (G = 6 + retries against 10) changes the reward by +0.250 "
+        f"[{retries['low']:+.3f}, {retries['high']:+.3f}] (not resolved) against scalar GRPO.",
     ]
     assert found["conditions"]["rlvr"]["seeds"] == [0, 1]
     assert found["conditions"]["rlds"]["best"] == found["conditions"]["rlds"]["last"] == 1.25
@@ -134,7 +134,7 @@ def test_random_grades_are_named_and_nothing_is_said_of_what_was_not_run(config:
     both = [curve(config, c, 0, (0.0, 1.0, 0.0, 1.0)) for c in ("rlds", "rlds-random-grades")]
     found = rc.compare(both)["frozenlake"]
     assert found["verdicts"] == [
-        "SDAE adds over itself with random grades and pivots +0.000 [+0.000, +0.000] (not resolved)."
+        "SDAE changes the reward by +0.000 [+0.000, +0.000] (not resolved) against itself with random grades and pivots."
     ]
     assert rc.compare(both[:1])["frozenlake"]["verdicts"] == []
     apart = [curve(config, "rlvr", 0, (0.0,) * 4), curve(config, "rlds", 1, (0.0,) * 4)]
@@ -152,7 +152,7 @@ def test_below_ten_examples_no_difference_is_resolved(config: RldsRunConfig) -> 
     assert (cell["value"], cell["low"], cell["high"], cell["resolved"]) == (0.5, None, None, False)
     assert found["conditions"]["rlds"]["last_five"] == {"value": 0.5, "low": None, "high": None}
     assert found["verdicts"] == [
-        "SDAE adds over the same retries with GRPO +0.500 (1 example is too few for an interval)."
+        "SDAE changes the reward by +0.500 (1 example is too few for an interval) against the same retries with GRPO."
     ]
 
 
@@ -166,7 +166,7 @@ def test_below_ten_examples_no_difference_is_resolved(config: RldsRunConfig) -> 
             ["rlds: no retry was made, so nothing is said of what retries add"],
         ),
         ((0, 7), [], ["base-reflection: no retry was made, so nothing is said of what retries add"]),
-        ((7, 7), ["SDAE adds over the same retries", "The reflect-retry rollout"], []),
+        ((7, 7), ["SDAE", "The reflect-retry rollout"], []),
     ],
 )
 def test_nothing_is_said_of_retries_that_were_not_made(
@@ -177,7 +177,7 @@ def test_nothing_is_said_of_retries_that_were_not_made(
         curve(config, c, 0, (0.0, 1.0, 0.0, 1.0), retries=n) for c, n in zip(names, (0, *made), strict=True)
     ]
     found = rc.compare(curves)["frozenlake"]
-    assert [v.partition(" adds over scalar")[0].partition(" with")[0] for v in found["verdicts"]] == said
+    assert [v.partition(" changes")[0].partition(" with")[0] for v in found["verdicts"]] == said
     assert [note for note in found["notes"] if "no retry was made" in note] == noted
 
 
@@ -189,7 +189,7 @@ def test_arms_say_what_the_auxiliary_loss_and_the_kernel_do(config: RldsRunConfi
     )
     assert rc.compare([rlds, no_aux, no_kernel])["frozenlake"]["verdicts"] == [
         "Without the auxiliary loss rlds loses 0.250 [0.250, 0.250].",
-        "The pivot kernel adds -0.125 [-0.125, -0.125].",
+        "The pivot kernel changes the reward by -0.125 [-0.125, -0.125].",
     ]
     better = replace(no_aux, result=dict(zip(IDS, (0.75, 1.0, 0.75, 1.0) * 3, strict=True)))
     found = rc.compare([rlds, better])["frozenlake"]
@@ -301,12 +301,29 @@ def test_the_captions_of_the_picture_say_what_is_measured_and_what_tokens_leave_
     curves = [curve(config, c, s, (0.5,) * 4) for c, s in product(("rlvr", "rlds"), (0, 1))]
     shown = picture(curves, rc.compare(curves), "a title")
     caption = shown.get_supxlabel()
-    assert "linear between evaluations" in caption
+    assert (
+        "thin: single seeds; the mean ends where the first seed ends; time and tokens of updates only"
+        in " ".join(caption.split())
+    )
     assert "NOTE: rlvr, rlds: the scripted grader and reflector sample nothing" in caption
     updates = shown.axes[0].get_lines()[2]
     assert updates.get_label() == "rlvr"
     assert list(updates.get_xdata()) == [0.0, 10.0, 20.0]
-    assert updates.get_markevery() == 1
+    assert updates.get_marker() != "None"
+    for axis in shown.axes[1:]:
+        *seeds, mean = axis.get_lines()[:3]
+        assert [line.get_marker() != "None" for line in (*seeds, mean)] == [True, True, False]
+        assert list(seeds[0].get_ydata()) == [0.0, 0.4, 0.5]
+    one = picture(curves[::2], rc.compare(curves[::2]), "a title").axes[1].get_lines()[0]
+    assert (one.get_label(), one.get_marker(), len(one.get_xdata())) == ("rlvr", "o", 3)
+
+
+def test_a_tool_task_in_which_no_tool_was_called_is_noted(config: RldsRunConfig) -> None:
+    curves = [curve(config, c, 0, (0.5,) * 4, tool_calls=n) for c, n in (("rlvr", 0), ("rlds", 3))]
+    notes = rc.compare(curves)["frozenlake"]["notes"]
+    assert "rlvr: no tool was called in this run: retriever/search were not exercised" in notes
+    plain = rc.compare([replace(c, tool_calls=None) for c in curves])["frozenlake"]["notes"]
+    assert not any("tool" in note for note in plain)
 
 
 def test_the_picture_is_a_png_of_all_tasks(config: RldsRunConfig, tmp_path: Path) -> None:

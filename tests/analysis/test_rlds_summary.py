@@ -187,7 +187,11 @@ def test_what_is_no_evidence_says_so() -> None:
     random = noted(*grid, "condition=rlds-random-grades")
     assert "grader = random" in random
     assert "reflector = scripted" in random
-    assert noted(*grid, "condition=rlvr") == ""
+    assert noted(*grid, "condition=rlvr", "model.grid.warmup_steps=300") == (
+        "untrained: before RL, after the warm-up of 300 steps on random walks"
+    )
+    assert "there is no warm-up" in noted(*grid, "condition=rlvr", "model.grid.warmup_steps=0")
+    assert "untrained" not in noted("task=hotpotqa", "condition=rlvr")
     assert "a mechanism check" in noted("task=hotpotqa", "condition=rlvr")
     assert "mechanism" not in noted("task=hotpotqa", "condition=rlds", "preset=paper")
     assert "worked examples" not in noted(*grid, "condition=rlvr")

@@ -51,7 +51,7 @@ def test_without_retries_rlvr_is_what_it_is(call: Call) -> None:
 
 def test_a_comma_at_the_end_names_nothing(call: Call) -> None:
     found = call("task", "--name", "frozenlake,", "--condition", ",rlvr,", "--dry-run", "--json")
-    assert [row["label"] for row in found.json()] == ["rlvr"]
+    assert [row["label"] for row in found.json()] == ["frozenlake-rlvr"]
     found = call("task", "--name", ",", "--condition", "rlvr", "--dry-run")
     assert found.code == 2
     assert "--name is missing" in found.err
@@ -112,9 +112,65 @@ def test_one_of_a_thing_is_called_so(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_totals_rates_and_means_stand_under_their_own_headings(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(summary(2, 12, env_steps=10.0, env_steps_per_s=70.5, turns=3.0), capsys)
-    assert "  Counted, a rollout: turns 3.\n" in out
+    assert "  Counted, a rollout (mean over all rollouts, retries included): turns 3.\n" in out
     assert "  Counted, in all: env_steps 20.\n" in out
     assert "  Rates and gauges, mean over the updates: env_steps_per_s 70.500.\n" in out
+
+
+def test_solved_originals_stand_apart_and_one_of_two_equal_counts_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = shown(summary(2, 12, solved_frac=0.25, end_hole_frac=0.5, fell=0.5, end_goal_frac=0.25), capsys)
+    assert "  Solved (originals): 0.250.\n" in out
+    assert "retries included): end_goal_frac 0.250, fell 0.500.\n" in out
+
+
+def test_the_time_of_a_run_adds_up_and_says_of_which_attempts_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """20 s in updates, 12.5 s in validation, 72 s in all: 39.5 s are left."""
+    found = summary(2, 12) | {
+        "seconds": {"step_s": 20.0, "gen_s": 15.0, "validate_s": 12.5},
+        "engine": "grid",
+    }
+    print_rlds(found, {"wall_s": 72.0, "attempts": 1})
+    out = capsys.readouterr().out
+    assert (
+        "  Seconds: 20.0 in updates (originals 15.0); 12.5 in validation; 39.5 the rest: start, warm-up, tables.\n"
+        in out
+    )
+    print_rlds(found, {"wall_s": 17.0, "attempts": 2})
+    out = capsys.readouterr().out
+    assert "17s, peak memory - GiB (the last attempt)." in out
+    assert "  Seconds (all attempts): 20.0 in updates (originals 15.0); 12.5 in validation.\n" in out
+
+
+def test_nulls_are_counted_and_fewer_than_five_are_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """20 nulls, all with p = 0.005 from 199 draws."""
+    name = "stage1/sign_disagreement_rows"
+    cell = {"mean": 0.5, "null_excess": 0.2, "null_p_median": 0.005, "null_p_low_frac": 1.0, "n_nulls": 20}
+    found = summary(2, 12) | {"stages": {"metrics": {name: cell}, "informative": None}, "null_draws": 199}
+    out = shown(found, capsys)
+    assert "20 of 20\n" in out
+    assert "By chance p ≤ 0.05 in 1 of 20; p is two-sided and cannot be below 1/(draws + 1) = 1/200." in out
+    cell["n_nulls"] = 1
+    out = shown(found, capsys)
+    assert "Stage diagnostics are left out: 1 permutation null of at least 5 that they need" in out
+    assert "rows whose subtasks disagree" not in out
+
+
+def test_a_condition_that_never_asks_has_no_lines_of_grades_and_retries(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls = {"policy_gen": {"measured": 60, "expected": 60}, "grade_gen": {"measured": 0, "expected": 0}}
+    found = summary(2, 12) | {
+        "roles": {}, "retries_asked": False, "seconds": {"step_s": 1.0, "gen_s": 0.5, "judge_s": 0.25, "gen_retry_s": 0.25},
+    }  # fmt: skip
+    found["costs"] |= {"calls": calls}
+    out = shown(found, capsys)
+    assert "in updates (originals 0.5)" in out
+    assert "  Calls: policy gen 60; as many" in out
+    assert "Retries" not in out
 
 
 def test_the_summary_of_an_older_run_is_still_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,12 +28,14 @@ def labels(found: Any) -> list[str]:
 
 def test_all_and_arms_are_sets_of_conditions_in_order(call: Call) -> None:
     task = ("task", "--name", "frozenlake")
-    assert labels(call(*task, "--condition", "all,arms", *DRY)) == [*MAIN, *ARMS]
+    assert labels(call(*task, "--condition", "all,arms", *DRY)) == [
+        f"frozenlake-{name}" for name in (*MAIN, *ARMS)
+    ]
     again = call(*task, "--condition", "rlds,rlvr", "--condition", "rlds", *DRY)
-    assert labels(again) == ["rlds", "rlvr"]
+    assert labels(again) == ["frozenlake-rlds", "frozenlake-rlvr"]
 
 
-def test_several_tasks_are_named_in_the_labels_and_seeds_are_innermost(call: Call) -> None:
+def test_tasks_are_named_in_the_labels_and_seeds_are_innermost(call: Call) -> None:
     words = ("--name", "hotpotqa,frozenlake", "--condition", "rlvr", "--seeds", "0,1")
     found = call("task", *words, *DRY, "run.updates=2")
     assert labels(found) == ["hotpotqa-rlvr"] * 2 + ["frozenlake-rlvr"] * 2
@@ -77,7 +79,8 @@ def test_what_cannot_be_meant_is_refused_in_a_line(call: Call, words: list[str],
     ],
 )
 def test_words_that_leave_a_condition_what_it_is_are_taken(call: Call, words: list[str]) -> None:
-    assert labels(call("task", "--name", "frozenlake", "--condition", "rlds", *words, *DRY)) == ["rlds"]
+    found = call("task", "--name", "frozenlake", "--condition", "rlds", *words, *DRY)
+    assert labels(found) == ["frozenlake-rlds"]
 
 
 SCIENCE = ("task", "--name", "scienceworld", "--condition", "rlvr", "--dry-run")
@@ -97,7 +100,7 @@ def test_a_dry_run_finds_wrong_names_of_scienceworld_without_java(
     found = call(*SCIENCE, word)
     assert found.code == 2
     assert says in found.err
-    assert "cell rlvr (seed 0)" in found.err
+    assert "cell scienceworld-rlvr (seed 0)" in found.err
     assert call(*SCIENCE).code == 0
 
 
@@ -132,20 +135,22 @@ def test_a_comparison_prints_results_answers_and_curves_and_draws_them(swept: Sw
     home, done = swept
     assert done.returncode == 0, done.stderr
     for part in (
-        "last 5", "better", "graded",
+        "reward = success", "mean last", "better", "graded",
         "frozenlake: validation reward on 20 examples",
         "NOTE: base-reflection, rlds: grader and reflector = scripted",
         "no evidence for self-reflection",
         "less rlvr", "less base-reflection",
-        "SDAE adds over the same retries with GRPO",
-        "The reflect-retry rollout with its auxiliary loss (G = 6 + retries against 10) adds over scalar GRPO",
+        "SDAE changes the reward by", "against the same retries with GRPO",
+        "The reflect-retry rollout with its auxiliary loss (G = 6 + retries against 10) changes the reward by",
         "base-reflection, rlds: the scripted grader and reflector sample nothing",
         "does not see holes solves 0.",
         "With one seed the interval is over examples only",
         "At equal updates", "At equal sampled tokens", "At equal CPU seconds",
     ):  # fmt: skip
         assert part in done.stdout, part
-    assert "rlds-s0: finished" in done.stderr
+    assert "frozenlake-rlds-s0: finished" in done.stderr
+    assert "mean last: mean of the last evaluations, at most five" in " ".join(done.stderr.split())
+    assert "intervals: racelab show frozenlake-rlvr-s0-" in done.stderr
     (picture,) = home.glob("runs/sweep-task-*/comparison.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"Picture: {picture}" in done.stdout
@@ -156,7 +161,7 @@ def test_the_same_command_finds_all_cells_finished_and_show_gives_the_same_numbe
     again = racelab(home, "task", "--name", "frozenlake", "--condition", "all", "--json", *FAST)
     found = json.loads(again.stdout)
     assert [cell["skipped"] for cell in found["cells"]] == [True] * 3
-    assert [cell["label"] for cell in found["cells"]] == MAIN
+    assert [cell["label"] for cell in found["cells"]] == [f"frozenlake-{name}" for name in MAIN]
     cell = found["cells"][2]
     assert cell["policy_updates"] == 3
     assert cell["retries"] > 0
@@ -188,7 +193,7 @@ def test_runs_and_the_summary_of_a_cell_speak_of_rlds(
     shown = capsys.readouterr().out
     for part in (
         "method    frozenlake/rlds", "has finished", "NOTE: grader and reflector = scripted",
-        "No parse failure is counted as a grade.", "Retries:", "stage 1: rows whose subtasks disagree",
+        "No parse failure is counted as a grade.", "Retries:", "Stage diagnostics are left out",
         "path_planning", "Tokens sampled by the trained model: policy", "as many as follow from the steps",
     ):  # fmt: skip
         assert part in shown, part
@@ -207,7 +212,7 @@ def test_a_cell_that_vanished_leaves_the_comparison_of_the_others(
     home, _ = swept
     (folder,) = home.glob("runs/sweep-task-*")
     sweep = RunFolder.open(folder)
-    (rlds,) = home.glob("runs/rlds-s0-*")
+    (rlds,) = home.glob("runs/frozenlake-rlds-s0-*")
     hidden = rlds.with_name(".hidden")
     rlds.rename(hidden)
     try:
