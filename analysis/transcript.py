@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from racelab.analysis.load import load_table
 from racelab.analysis.transcript_text import ranges
-from racelab.analysis.transcript_types import RetryLink, Rollout, SubtaskRow, Transcript, TurnView
+from racelab.analysis.transcript_types import RetryLink, Rollout, Scaling, SubtaskRow, Transcript, TurnView
 from racelab.experiments.errors import DataError
 from racelab.experiments.fsio import read_json
+from racelab.experiments.methods.rlds.sdae import FLAT
 from racelab.experiments.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def load_transcripts(run: RunFolder, step: int, group: int, idx: int | None = No
     links = [
         _link(row) for row in _records(load_table(run, "retry_pairs", step=step)) if row["group"] == group
     ]
-    setting = _Setting.of(run, step)
+    setting = _Setting.of(run, step, any(r.grades is not None for r in rollouts))
     return [_transcript(setting, r, texts[r.group, r.idx], links) for r in wanted]
 
 
@@ -95,7 +96,7 @@ def _steps(run: RunFolder, table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What all rollouts of a step have in common."""
+    """What all rollouts of a group have in common."""
 
     run_id: str
     run_name: str
@@ -104,10 +105,18 @@ class _Setting:
     subtasks: tuple[tuple[str, float], ...]
     max_turns: int
     mask_both: bool
+    demonstrates: bool
+    grader: str
+    scaling: Scaling
 
     @classmethod
-    def of(cls, run: RunFolder, step: int) -> _Setting:
+    def of(cls, run: RunFolder, step: int, graded: bool) -> _Setting:
         """Read from the run's own files; φ as logged at the step where it is dynamic.
+
+        Args:
+            run: opened.
+            step: of the group.
+            graded: whether a rollout of the group has grades.
 
         Raises:
             ConfigError, RunFolderError: the run's config or its `setup.json` cannot be read.
@@ -117,9 +126,7 @@ class _Setting:
         info = run.info()
         config = read_composed(run.path / "config" / "composed.yaml", to_look=True).config.model_dump()
         static = read_json(run.path / "setup.json")["subtasks"]
-        logged: dict[str, float] = {}
-        if config["method"]["sdae"]["phi_eta"] > 0:
-            logged = _logged(load_table(run, "metrics", step=step))
+        logged, method = _logged(load_table(run, "metrics", step=step)), config["method"]
         return cls(
             run_id=run.run_id,
             run_name=str(info.get("name", "")),
@@ -127,8 +134,22 @@ class _Setting:
             condition=str(info.get("condition") or ""),
             subtasks=tuple((name, float(logged.get(f"rlds/phi/{name}", weight))) for name, weight in static),
             max_turns=int(config["task"]["max_turns"]),
-            mask_both=config["method"]["mask_prefix"] == "both",
+            mask_both=method["mask_prefix"] == "both",
+            demonstrates=bool(config["task"]["demonstration"]),
+            grader=method["grader"] if method["grading"] == "two_pass" else "",
+            scaling=_scaling(method, graded, logged.get("rlds/stage2/sigma_batch")),
         )
+
+
+def _scaling(method: Row, graded: bool, sigma: float | None) -> Scaling:
+    """No kernel where σ_batch is 0: SDAE has stage 2's broadcast there."""
+    flat = method["sdae"]["kernel"] == "none" or (sigma is not None and sigma <= FLAT)
+    return Scaling(
+        decomposed=graded,
+        sigma_batch=sigma,
+        kernel_sigma=None if flat else float(method["sdae"]["kernel_sigma"]),
+        amplification=float(method["positive_amplification"]),
+    )
 
 
 def _logged(metrics: pd.DataFrame) -> dict[str, float]:
@@ -170,19 +191,29 @@ def _transcript(setting: _Setting, rollout: Rollout, row: Row, links: Sequence[R
         setting.task,
         setting.condition,
         rollout=rollout,
+        scaling=setting.scaling,
         subtasks=subtasks,
         retries=own,
         instance=row.get("instance"),
         system=row["system"] or "",
+        demonstration=_demonstration(row.get("demonstration"), setting.demonstrates),
         first_observation=first,
         drawn=drawing is not None,
         turns=turns,
+        grader=setting.grader,
         grading=row["grading"] or "",
         reflection=row["reflection"] or "",
         addition=row["addition"] or "",
         token_turn=token_turn,
         token_adv=token_adv,
     )
+
+
+def _demonstration(kept: Sequence[Sequence[str]] | None, shown: bool) -> tuple[tuple[str, str], ...] | None:
+    """The pairs that a transcript kept; None for a demonstration that it did not keep."""
+    if kept is None:
+        return None if shown else ()
+    return tuple((said, reply) for said, reply in kept)
 
 
 def _subtasks(setting: _Setting, rollout: Rollout, turns: Sequence[Row]) -> tuple[SubtaskRow, ...]:

@@ -13,10 +13,12 @@ from html import escape
 from typing import Any
 
 from racelab.analysis.transcript_text import (
-    NOTE,
+    DEMONSTRATION,
     SUBTASK_COLUMNS,
     blocks,
     facts,
+    grading_label,
+    notes,
     signed,
     subtask_cells,
     turn_words,
@@ -25,7 +27,7 @@ from racelab.analysis.transcript_text import (
 from racelab.analysis.transcript_types import Rollout, Transcript, TurnView
 
 _FOLD = 1_500
-"""Texts of more characters are folded; the system prompt always is."""
+"""Texts of more characters are folded; the system prompt and the demonstration always are."""
 _DEEPEST = 0.45
 """Opacity of the largest advantage: text on it keeps a contrast above 7 on white and on the dark ground."""
 _GREEN, _RED = "46,160,67", "218,54,51"
@@ -67,13 +69,13 @@ def page(transcripts: Sequence[Transcript]) -> str:
     """A whole page of one rollout or several."""
     first = transcripts[0]
     r = first.rollout
-    title = f"Rollout {r.place}" if len(transcripts) == 1 else f"Rollouts of {r.step}:{r.group}"
+    title = f"rollout {r.place}" if len(transcripts) == 1 else f"rollouts of {r.step}:{r.group}"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(title)}, {_text(first.run_name)}</title>\n"
+        f"<title>{_text(first.run_name)}: {_text(title)}</title>\n"
         f"<style>{_PAGE_STYLE}{STYLE}</style>\n</head>\n<body>\n"
         + (_contents(transcripts) if len(transcripts) > 1 else "")
         + "\n".join(fragment(t) for t in transcripts)
@@ -87,18 +89,22 @@ def fragment(t: Transcript) -> str:
     facts_html = "".join(f"<dt>{_text(label)}</dt><dd>{_text(text)}</dd>" for label, text in facts(t))
     parts = [
         f'<section class="rollout" id="{name}">',
-        f"<h2>Rollout {_text(t.rollout.place)}</h2>",
+        f"<h2>{_text(t.run_name)}: rollout {_text(t.rollout.place)}</h2>",
         f"<dl>{facts_html}</dl>",
         _subtasks(t),
         _strip(t, name),
-        f'<p class="faint">{_text(NOTE.format(largest=f"{t.largest:.3f}"))}</p>',
-        *(_folded(label, text, label != "system prompt" and len(text) <= _FOLD) for label, text in blocks(t)),
+        *(f'<p class="faint">{_text(text)}</p>' for _, text in notes(t)),
+        *(_folded(label, text, _opened(label, text)) for label, text in blocks(t)),
         *(_turn(t, turn, name) for turn in t.turns),
-        _folded("grader's reply", visible(t.grading)) if t.grading else "",
+        _folded(grading_label(t), visible(t.grading)) if t.grading else "",
         _folded("instance", visible(_json(t.instance))) if t.instance else "",
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _opened(label: str, text: str) -> bool:
+    return len(text) <= _FOLD and not label.startswith(("system prompt", DEMONSTRATION))
 
 
 def _anchor(t: Transcript) -> str:

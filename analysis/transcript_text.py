@@ -55,11 +55,50 @@ def ranges(steps: Sequence[int]) -> str:
     return ", ".join(words)
 
 
-NOTE = (
+_COLOURS = (
     "Eq 3 weighs turns, not tokens: every token of a reply has the advantage that stands at its turn, so a reply has "
     "one colour, green above 0 and red below, the deeper the nearer |Â_it| is to the largest of the rollout "
-    "({largest}). ◆: the turn is the pivot of that subtask."
+    "({largest:.3f})."
 )
+_NO_COLOURS = "No advantage in this rollout: that of every turn is 0, so no reply is coloured."
+_PIVOTS = "◆: the turn is the pivot of that subtask. A pivot of - stands for no decisive turn: all turns count alike."
+_LEGEND = "A agent, B goal, C hole, D safe (the symbols that {agent} is shown, RLDS App. D.1)"
+_GRADERS = {
+    "policy": "graded by the policy itself",
+    "form": "graded by the policy in a form",
+    "random": "grades drawn at random",
+    "scripted": "graded by a program",
+}
+
+
+def notes(transcript: Transcript) -> list[tuple[str, str]]:
+    """Label and text of what explains the numbers of a rollout."""
+    t = transcript
+    colours = _COLOURS.format(largest=t.largest) if t.largest else _NO_COLOURS
+    return [("from A_ik", _derivation(t)), ("note", f"{colours} {_PIVOTS}")]
+
+
+def _derivation(t: Transcript) -> str:
+    """How the advantage of the rollout, and of its turns, came from A_ik or the rewards."""
+    r, s = t.rollout, t.scaling
+    scalar = "GRPO is the reward, standardised within the group"
+    if r.adv_sdae is None:
+        unused = "; A_ik (RLDS Eq 1) is not trained with" if s.decomposed else ""
+        return f"{scalar}{unused}; every turn has the same value."
+    if not s.decomposed:
+        return f"no rollout of the group has grades, so Â_i is that of GRPO (RLDS §3.3); {scalar}."
+    sigma = "the std of the sums over the step"
+    if s.sigma_batch is not None:
+        sigma = f"σ_batch = {s.sigma_batch:.3f} (this step)"
+    kernel = "every turn has Â_i, as there is no pivot kernel"
+    if s.kernel_sigma is not None:
+        kernel = (
+            f"turn values: times the pivot kernel (σ = {s.kernel_sigma:g} turn), mean one over the tokens"
+        )
+    more = ""
+    if r.is_retry and s.amplification != 1.0:
+        more = f", in a retry times {s.amplification:g} if above 0 (method.positive_amplification)"
+    return f"Â_i = Σ φ_k A_ik / (σ_batch + ε), {sigma}{more}; {kernel}; {scalar}. RLDS Eqs 1-3."
 
 
 def facts(transcript: Transcript) -> list[tuple[str, str]]:
@@ -75,13 +114,27 @@ def facts(transcript: Transcript) -> list[tuple[str, str]]:
         ("kind", _kind(transcript)),
         ("length", f"{r.n_turns} turns, {r.n_tokens} sampled tokens"),
         ("advantage", _advantage(r)),
-        ("grading", r.parse_status or "none"),
+        ("grading", _grading(transcript)),
+        ("board", _legend(transcript)),
     ]
     links = [
         ("retries" if not r.is_retry else "retry", retried(link, not r.is_retry))
         for link in transcript.retries
     ]
     return [(label, visible(text)) for label, text in out + links if text]
+
+
+def _legend(t: Transcript) -> str:
+    """What the letters of a board mean; "" where no board is shown."""
+    if t.task != "frozenlake" or not t.first_observation:
+        return ""
+    return _LEGEND.format(agent="an agent of the text task" if t.drawn else "the agent")
+
+
+def _grading(t: Transcript) -> str:
+    """What became of the grading, and who graded."""
+    status = t.rollout.parse_status
+    return ", ".join(word for word in (status, _GRADERS.get(t.grader, "")) if word) if status else "none"
 
 
 def _kind(transcript: Transcript) -> str:
@@ -144,8 +197,23 @@ def blocks(transcript: Transcript) -> list[tuple[str, str]]:
     """The texts before the first turn: label and text, empty ones left out."""
     t = transcript
     what = {"addition": t.addition, "reflection": t.reflection, "system prompt": t.system}
+    if t.demonstration is None:
+        what[f"{DEMONSTRATION} (task.demonstration=true)"] = "(its texts were not kept by this run)"
+    elif t.demonstration:
+        turns = "1 turn" if len(t.demonstration) == 1 else f"{len(t.demonstration)} turns"
+        pairs = (f"user: {said}\nreply: {reply}" for said, reply in t.demonstration)
+        what[f"{DEMONSTRATION}: {turns} (task.demonstration=true)"] = "\n".join(pairs)
     what["first observation" + drawn_note(t.drawn)] = t.first_observation
     return [(label, visible(text)) for label, text in what.items() if text.strip()]
+
+
+DEMONSTRATION = "demonstration"
+"""How the label of the worked examples begins."""
+
+
+def grading_label(transcript: Transcript) -> str:
+    """Of the grader's text: what a form holds are not words of the policy."""
+    return "grader's form, filled in by the policy" if transcript.grader == "form" else "grader's reply"
 
 
 def drawn_note(drawn: bool) -> str:

@@ -154,16 +154,37 @@ class TurnView:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """How the advantages of a rollout came from its A_ik (Eqs 2 and 3).
+
+    Attributes:
+        decomposed: they did: some rollout of the group has grades. False: Â_i is the scalar advantage (§3.3).
+        sigma_batch: of the step; None in runs that did not write it down.
+        kernel_sigma: width of the pivot kernel in turns; None: every turn has Â_i.
+        amplification: factor of the advantages of retries above 0.
+    """
+
+    decomposed: bool
+    sigma_batch: float | None
+    kernel_sigma: float | None
+    amplification: float
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """Everything that is known of one rollout.
 
     Attributes:
         rollout: its row.
+        scaling: what led from A_ik to its advantages.
         subtasks: the taxonomy, with grades where there are any [K].
         retries: of an original: its retries; of a retry: itself.
         instance: what was played (task, instance_id, data); None in runs that did not write it down.
         system: the system prompt, the addition of a retry included where it stands there.
+        demonstration: worked examples between it and the first observation, as (said to the agent, its reply); None:
+            there were some, but the run did not write them down.
         drawn: `first_observation` was not seen as words.
+        grader: `method.grader`; "" if the condition grades nothing.
         grading: the grader's reply; "" for a scripted one.
         reflection: the report that led to a retry; "" for an original and a scripted reflector.
         addition: what the reflection added to the context of a retry.
@@ -176,13 +197,16 @@ class Transcript:
     task: str
     condition: str
     rollout: Rollout
+    scaling: Scaling
     subtasks: tuple[SubtaskRow, ...]
     retries: tuple[RetryLink, ...]
     instance: Mapping[str, Any] | None
     system: str
+    demonstration: tuple[tuple[str, str], ...] | None
     first_observation: str
     drawn: bool
     turns: tuple[TurnView, ...]
+    grader: str
     grading: str
     reflection: str
     addition: str

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from racelab.analysis.transcript import load_rollouts, load_transcripts, transcript_steps
 from racelab.analysis.transcript_text import (
-    NOTE,
     SUBTASK_COLUMNS,
     blocks,
     cut,
     facts,
+    grading_label,
+    notes,
     ranges,
     signed,
     subtask_cells,
@@ -91,16 +92,16 @@ def _list(run: RunFolder, place: Place, rollouts: Sequence[Rollout], json_output
         print_json({"run_id": run.run_id, "step": place.step, "rollouts": [asdict(r) for r in rollouts]})
         return
     print(f"{run.info().get('name')}  {run.run_id}  step {place.step}")
+    kept = transcript_steps(run)
+    if place.step not in kept:  # above the list, which may be long
+        there = f"only of {ranges(kept)}" if kept else "of no step"
+        print(f"No transcripts were kept of this step, {there} (run.transcripts_every)\n")
     columns = ["rollout", "kind", "reward", "solved", "end", "turns", "grades", "Â_i", "GRPO", "instance"]
     right = ["reward", "turns", "Â_i", "GRPO"]
     print_table(columns, [_row(r) for r in rollouts], right)
-    kept = transcript_steps(run)
     if place.step in kept:
         first = rollouts[0]
         print(f"\nTurn by turn: {command()} show {reference(run)} --rollout {first.place}")
-    else:
-        there = f"only of {ranges(kept)}" if kept else "of no step"
-        print(f"\nNo transcripts were kept of this step, {there} (run.transcripts_every)")
 
 
 def _row(r: Rollout) -> list[str]:
@@ -124,10 +125,11 @@ def _print(t: Transcript, full: bool) -> None:
     print()
     print_table(SUBTASK_COLUMNS, [subtask_cells(row) for row in t.subtasks], list(SUBTASK_COLUMNS[1:]))
     print()
-    _block("note", NOTE.format(largest=f"{t.largest:.3f}"))
+    for label, text in notes(t):
+        _block(label, text)
     texts = blocks(t)
     if t.grading:
-        texts.append(("grader's reply", visible(t.grading)))
+        texts.append((grading_label(t), visible(t.grading)))
     for label, text in texts:
         _heading(f"\n{label[:1].upper()}{label[1:]}")
         _block("", _short(text, full))

@@ -10,6 +10,8 @@ A body that cannot be used is answered with status 400 and {"error": line}. With
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import socket
 import socketserver
 import sys
@@ -43,7 +45,7 @@ def retriever(
 ) -> int:
     """Serves until SIGINT or SIGTERM, which end the process as for every command (130 and 143).
 
-    The address goes to stdout once the server listens.
+    The address goes to stdout once the server listens. Returns 130 after a SIGINT.
 
     Args:
         corpus: a .jsonl file, or `package` for the small one of the HotpotQA task.
@@ -58,16 +60,42 @@ def retriever(
         raise ConfigError(f"--engine {engine}: no such engine; give bm25 or dense")
     if index is not None and engine != "dense":
         raise ConfigError("--index is the file of a dense index; leave it out, or give --engine dense")
+    # A shell that starts a command with `&` has it ignore SIGINT; the handler is installed whatever was inherited.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _serve(corpus, engine, encoder, host, port, index, device)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(
+    corpus: str, engine: str, encoder: str, host: str, port: int, index: Path | None, device: str
+) -> int:
     with bound(host, port) as server:  # before the index is built: a taken port should not cost that time
         from racelab.experiments.tasks.hotpotqa.data import corpus_file
 
         server.engine = open_engine(engine, corpus_file(corpus), encoder, index=index, device=device)
         server.listen()
         about = server.engine.describe()
-        say(f"serving {about['passages']:,} passages of {about['corpus']} with {engine}; Ctrl-C stops it")
-        print(server.url, flush=True)
-        server.serve_forever()
+        source = "the package" if corpus == "package" else about["corpus"]
+        say(f"serving {about['passages']:,} passages of {source} with {engine}; Ctrl-C stops it")
+        say(_usage(server.url))
+        try:
+            print(server.url, flush=True)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say("stopped")
+            return 130
+        except SystemExit:  # SIGTERM
+            say("stopped")
+            raise
     return 0
+
+
+def _usage(url: str) -> str:
+    """How to ask the server, and how a run is told of it."""
+    asked = f'curl -s {shlex.quote(url)} -d \'{{"queries": ["..."], "topk": 2}}\''
+    return f"ask: {asked}; in a run: task.retriever.url={url}"
 
 
 def bound(host: str, port: int) -> RetrieverServer:

@@ -1,4 +1,4 @@
-"""Whether the cells of a sweep have what they need, asked before the first of them starts."""
+"""Whether runs have what they need, asked before the first of them starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from racelab.configs.schema import Config
-from racelab.configs.schema_rlds import RldsRunConfig, ScienceWorldTask
-from racelab.experiments.errors import MissingDependencyError, RacelabError
+from racelab.configs.schema_rlds import (
+    DeepResearchTask,
+    FrozenLakeTask,
+    HotpotQaTask,
+    RldsRunConfig,
+    ScienceWorldTask,
+)
+from racelab.experiments.errors import DataError, MissingDependencyError, RacelabError
 from racelab.sweeps.cells import Cell
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     """Data, models and addresses, each distinct set once; a dry run asks neither a model nor the network.
 
     The prompts are those of data and seed, whatever the method; what the method needs beside them is asked for each.
-    Of an RLDS run a dry run checks only the names that ScienceWorld's package knows, where that is installed.
+    Of an RLDS run a dry run checks what `check_task` does.
 
     Returns:
         What a dry run finds missing that may be there where the sweep is to run: the address and key of the API model.
@@ -43,8 +49,9 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
             if isinstance(c, RldsRunConfig):
                 if not dry_run:
                     check.task(c)
-                elif isinstance(c.task, ScienceWorldTask):
-                    _check_names(c.task)
+                elif (key := _key(c.task.model_dump(mode="json"))) not in loaded:
+                    loaded.add(key)
+                    check_task(c)
             elif not dry_run:
                 check(c)
             elif (
@@ -58,6 +65,47 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
         if dry_run and isinstance(c, Config) and (lack := _api_lacks(c)):
             lacks[f"cell {cell.label}: {lack}"] = None
     return list(lacks)
+
+
+def check_task(config: RldsRunConfig) -> None:
+    """What a dry run of an RLDS run asks: its files, and ScienceWorld's names where its package is installed.
+
+    Files of questions and passages can be large: of those only the presence is asked.
+
+    Raises:
+        RacelabError: in the words of the run itself.
+    """
+    task = config.task
+    if isinstance(task, FrozenLakeTask) and task.boards:
+        from racelab.experiments.tasks.common import read_instances
+
+        read_instances(task.boards, "task.boards")
+    elif isinstance(task, HotpotQaTask):
+        _check_questions(task)
+    elif isinstance(task, DeepResearchTask) and task.data not in ("package", "hub"):
+        from racelab.experiments.tasks.deepresearch.data import load_pool
+
+        load_pool(task.data)
+    elif isinstance(task, ScienceWorldTask):
+        _check_names(task)
+
+
+def _check_questions(config: HotpotQaTask) -> None:
+    """Raises DataError if a file of questions or passages is not there; a name of the hub is not asked for."""
+    from racelab.experiments.tasks.hotpotqa.data import corpus_file, read_rows
+
+    data = Path(config.data).expanduser()
+    if data.suffix.lower() in (".json", ".jsonl", ".parquet"):
+        read_rows(data)  # the rows are read when they are asked for
+    if config.retriever.url.strip():
+        return
+    corpus = corpus_file(config.retriever.corpus)
+    try:
+        corpus.open("rb").close()
+    except OSError as error:
+        raise DataError(
+            f"{corpus}: cannot be read ({error.strerror or error}); give a corpus that can"
+        ) from None
 
 
 def _check_names(config: ScienceWorldTask) -> None:

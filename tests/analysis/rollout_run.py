@@ -1,8 +1,10 @@
 """A run of an RLDS condition as a training leaves it, of rows written by hand: small enough to check by eye.
 
-Two subtasks, plan (φ 0.75) and act (0.25). Transcripts are kept at step 2; step 1 has rollouts only. Step 2:
+Two subtasks, plan (φ 0.75) and act (0.25); transcripts are kept at step 2; step 1 has rollouts
+only. Step 2, whose σ_batch is 0.25:
 
-    0:0  original, solved; grades 5 3, pivots turn 0 and turn 12, which this rollout of two turns does not have
+    0:0  original, solved; grades 5 3, pivots turn 0 and turn 12, which this rollout of two turns does not have; two
+         worked examples stood before its first observation
     0:1  original, not solved, its grades could not be read
     0:2  retry of 1 from turn 1; its texts try to act on a terminal and on a page
     1:0  FrozenLake on grid tokens: no words at all; Down, then Right onto the goal
@@ -26,6 +28,9 @@ HOSTILE = "<script>document.title='taken'</script>\x1b[31mred\x1b[0m [bold]b[/bo
 LONG = "</pre><img src='http://127.0.0.1:9/x.png'> " + "word " * 400
 BOARD = {"task": "frozenlake", "instance_id": "train-b", "data": {"rows": ["SF", "FG"], "path": 2}}
 QUESTION = {"task": "hotpotqa", "instance_id": "train-q", "data": {"question": "Who?", "answers": ["A & B"]}}
+
+
+EXAMPLES = [["Where?", "I ask."], ["<b>There.", "There"]]
 
 
 def rollout(step: int, group: int, idx: int, **values: Any) -> Row:
@@ -57,8 +62,8 @@ def transcript(
         token_adv += [advantage] * each["n_tokens"] + [0.0] * (u < len(turns) - 1)
     return {
         "step": step, "group": group, "idx": idx, "instance": QUESTION, "system": "Answer.\nBe brief.",
-        "first_observation": "Who?", "turns": turns, "token_turn": token_turn, "token_adv": token_adv, "grading": "",
-        "reflection": "", "addition": "", **values,
+        "first_observation": "Who?", "demonstration": [], "turns": turns, "token_turn": token_turn,
+        "token_adv": token_adv, "grading": "", "reflection": "", "addition": "", **values,
     }  # fmt: skip
 
 
@@ -85,7 +90,8 @@ def transcripts() -> list[Row]:
     grid = {"instance": BOARD, "system": "", "first_observation": ""}
     failed = turn("I search.", [1, 2], LONG)
     return [
-        transcript(2, 0, 0, [turn("I look.", [1, 2, 3], "Found."), turn("A & B", [9], "Right.")], [1.5, 0.75]),
+        transcript(2, 0, 0, [turn("I look.", [1, 2, 3], "Found."), turn("A & B", [9], "Right.")], [1.5, 0.75],
+                   demonstration=EXAMPLES),
         transcript(2, 0, 1, [failed, turn("C", [3, 4], "Wrong.", finished=False)], [-2.0, -2.0]),
         transcript(2, 0, 2, [{**failed, "sampled": False}, turn(HOSTILE, [5, 6], "Right.")], [0.0, 0.9],
                    system="Answer.\nBe brief.\nLook twice.", addition="Look twice.", reflection='{"report": "hasty"}',
@@ -119,7 +125,8 @@ def write_run(
         tracker = SpoolTracker(run, run.begin_attempt(), ship=False)
         tracker.record(StepRecord(1, {"train/reward/mean": 0.0}, {"rollouts": [rollout(1, 0, 0)]}))
         tables = {"rollouts": rollouts(), "transcripts": transcripts(), "retry_pairs": [PAIR]}
-        tracker.record(StepRecord(2, {"train/reward/mean": 0.5, **(metrics or {})}, tables))
+        logged = {"train/reward/mean": 0.5, "rlds/stage2/sigma_batch": 0.25, **(metrics or {})}
+        tracker.record(StepRecord(2, logged, tables))
         if status != "running":
             tracker.close(status, "")
     return run

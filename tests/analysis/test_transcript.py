@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racelab.analysis.load import load_table
-from racelab.analysis.transcript import load_rollouts, load_transcripts, transcript_steps
+from racelab.analysis.transcript import _demonstration, load_rollouts, load_transcripts, transcript_steps
 from racelab.analysis.transcript_html import fragment, page
-from racelab.analysis.transcript_text import cut, facts, ranges, signed, visible
-from racelab.analysis.transcript_types import Place, Transcript
+from racelab.analysis.transcript_text import blocks, cut, facts, grading_label, notes, ranges, signed, visible
+from racelab.analysis.transcript_types import Place, Scaling, Transcript
 from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.runfolder import RunFolder
 
@@ -235,6 +236,101 @@ def test_without_sdae_the_scalar_advantage_is_what_was_trained_with(run: RunFold
     plain = replace(t, rollout=replace(t.rollout, adv_sdae=None, grades=None, parse_status=None))
     words = dict(facts(plain))
     assert (words["advantage"], words["grading"]) == ("scalar GRPO +0.707 (trained with)", "none")
+    assert dict(notes(plain))["from A_ik"] == (
+        "GRPO is the reward, standardised within the group; A_ik (RLDS Eq 1) is not trained with; every turn has the "
+        "same value."
+    )
+
+
+KERNEL = "turn values: times the pivot kernel (σ = 1 turn), mean one over the tokens"
+
+
+@pytest.mark.parametrize(
+    ("idx", "changed", "words"),
+    [
+        (0, {}, [f"(σ_batch + ε), σ_batch = 0.250 (this step); {KERNEL}; GRPO is", "RLDS Eqs 1-3."]),
+        (0, {"sigma_batch": None}, [f"(σ_batch + ε), the std of the sums over the step; {KERNEL};"]),
+        (0, {"kernel_sigma": None}, ["(this step); every turn has Â_i, as there is no pivot kernel;"]),
+        (0, {"amplification": 2.0}, [f"(this step); {KERNEL}"]),
+        (
+            2,
+            {"amplification": 2.0},
+            ["(this step), in a retry times 2 if above 0 (method.positive_amplification);"],
+        ),
+        (
+            0,
+            {"decomposed": False},
+            ["no rollout of the group has grades, so Â_i is that of GRPO (RLDS §3.3)"],
+        ),
+    ],
+)
+def test_how_an_advantage_came_about(
+    run: RunFolder, idx: int, changed: dict[str, Any], words: list[str]
+) -> None:
+    t = one(run, 0, idx)
+    said = dict(notes(replace(t, scaling=replace(t.scaling, **changed))))["from A_ik"]
+    assert all(word in said for word in words)
+
+
+def test_the_formula_gives_the_logged_advantage(run: RunFolder) -> None:
+    t = one(run, 0, 0)
+    assert t.scaling.sigma_batch is not None
+    total = sum(s.phi * s.advantage for s in t.subtasks if s.advantage is not None)
+    assert total / t.scaling.sigma_batch == pytest.approx(t.rollout.adv_sdae)
+
+
+def test_where_sigma_is_nothing_there_is_no_kernel(tmp_path: Path) -> None:
+    flat = write_run(tmp_path, metrics={"rlds/stage2/sigma_batch": 0.0})
+    assert one(flat, 0, 0).scaling == Scaling(True, 0.0, None, 1.0)
+    plain = write_run(tmp_path, "condition=rlds-no-kernel")
+    assert one(plain, 0, 0).scaling == Scaling(True, 0.25, None, 1.0)
+
+
+def test_worked_examples_are_shown_folded_or_said_to_be_lost(run: RunFolder) -> None:
+    t = one(run, 0, 0)
+    assert t.demonstration == (("Where?", "I ask."), ("<b>There.", "There"))
+    label = "demonstration: 2 turns (task.demonstration=true)"
+    assert dict(blocks(t))[label] == "user: Where?\nreply: I ask.\nuser: <b>There.\nreply: There"
+    assert f"<details><summary>{label}, " in fragment(t)
+    assert not any("demonstration" in name for name, _ in blocks(one(run, 0, 1)))
+    lost = dict(blocks(replace(t, demonstration=None)))
+    assert lost["demonstration (task.demonstration=true)"] == "(its texts were not kept by this run)"
+
+
+def test_a_demonstration_that_an_older_run_did_not_keep_is_missed() -> None:
+    assert _demonstration(None, True) is None
+    assert _demonstration(None, False) == ()
+    assert _demonstration([], True) == ()
+
+
+@pytest.mark.parametrize(
+    ("grader", "said", "label"),
+    [
+        ("policy", "bad_json, graded by the policy itself", "grader's reply"),
+        ("form", "bad_json, graded by the policy in a form", "grader's form, filled in by the policy"),
+        ("random", "bad_json, grades drawn at random", "grader's reply"),
+        ("scripted", "bad_json, graded by a program", "grader's reply"),
+    ],
+)
+def test_who_graded_is_said(run: RunFolder, grader: str, said: str, label: str) -> None:
+    t = replace(one(run, 0, 1), grader=grader)
+    assert (dict(facts(t))["grading"], grading_label(t)) == (said, label)
+
+
+def test_the_letters_of_a_board_are_explained(run: RunFolder) -> None:
+    t = replace(one(run, 1, 0), task="frozenlake")
+    letters = "A agent, B goal, C hole, D safe (the symbols that {} is shown, RLDS App. D.1)"
+    assert dict(facts(t))["board"] == letters.format("an agent of the text task")
+    assert dict(facts(replace(t, drawn=False)))["board"] == letters.format("the agent")
+    assert letters.format("an agent of the text task") in fragment(t)
+    assert "board" not in dict(facts(replace(t, first_observation="")))
+
+
+def test_a_page_is_named_after_its_run_and_says_that_there_is_no_advantage(run: RunFolder) -> None:
+    text = page([one(run, 1, 0)])
+    assert "<title>toy: rollout 2:1:0</title>" in text
+    assert "No advantage in this rollout" in text
+    assert "No advantage" not in page([one(run, 0, 0)])
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])

@@ -63,7 +63,7 @@ def test_a_group_is_shown_without_scripts(browser: Browser, file: Path, shots: P
     page.goto(file.as_uri())
     first, failed, retry = (page.locator(f"#rollout-2-0-{i}") for i in range(3))
 
-    assert page.title() == "Rollouts of 2:0, toy"
+    assert page.title() == "toy: rollouts of 2:0"
     assert first.locator("dd").all_inner_texts()[4] == "+1.000, solved, end: answer"
     assert first.locator("tbody tr").all_inner_texts() == [
         "plan\t0.750\t5\t0\t+0.400",
@@ -84,6 +84,8 @@ def test_a_group_is_shown_without_scripts(browser: Browser, file: Path, shots: P
     for ground in grounds:
         assert contrast(ink, numbers(ground), body) > 7
 
+    examples = first.get_by_text("demonstration: 2 turns").locator("xpath=..").locator("pre")
+    assert not examples.is_visible()
     folded = failed.locator("details pre").filter(has_text="word word")
     assert not folded.is_visible()
     failed.get_by_text(re.compile("^observation, ")).click()

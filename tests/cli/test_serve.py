@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 import struct
@@ -231,5 +232,35 @@ def test_a_process_names_its_address_and_stops_on_a_signal(signum: signal.Signal
     finally:
         process.kill()
     assert (process.returncode, out) == (code, "")
-    assert "serving 94 passages of corpus.jsonl with bm25" in err
-    assert "Traceback" not in err
+    said, usage, end = err.splitlines()
+    assert said == "serving 94 passages of the package with bm25; Ctrl-C stops it"
+    words = shlex.split(usage)
+    assert words[1:5] == ["curl", "-s", url, "-d"]
+    assert parse(words[5].rstrip(";").encode()) == (["..."], 2, False)
+    assert words[-1] == f"task.retriever.url={url}"
+    assert end == "stopped"
+
+
+def test_a_server_that_a_script_starts_with_an_ampersand_stops_on_sigint() -> None:
+    """Such a process inherits that SIGINT is ignored."""
+    words = ["serve", "retriever", "--corpus", "package", "--port", "0"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "racelab.cli.main", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        _, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert time.monotonic() - started < 2
+    assert (process.returncode, err.splitlines()[-1]) == (130, "stopped")

@@ -15,11 +15,13 @@ import pytest
 
 from racelab.analysis.load import load_table
 from racelab.analysis.transcript import load_transcripts
+from racelab.analysis.transcript_text import facts
 from racelab.experiments.runfolder import RunFolder
 
 from ..analysis.rollout_run import HOSTILE, LONG, write_run
 
 Call = Callable[..., Any]
+BOARD = "A agent, B goal, C hole, D safe (the symbols that an agent of the text task is shown, RLDS App. D.1)"
 BOXES = re.compile("[\u2500-\u257f]")
 
 
@@ -46,6 +48,16 @@ def test_a_rollout_off_a_terminal_is_plain_and_whole(call: Call, run: RunFolder)
     assert "Turn 1  +0.750  sampled  ◆ act" in lines
     assert lines[lines.index("System prompt") + 1 :][:2] == [f"{'':15}Answer.", f"{'':15}Be brief."]
     assert "Eq 3 weighs turns, not tokens" in result.out
+    assert "A pivot of - stands for no decisive turn" in result.out
+    assert (
+        "    from A_ik  Â_i = Σ φ_k A_ik / (σ_batch + ε), σ_batch = 0.250 (this step); turn values"
+        in result.out
+    )
+    at = lines.index("Demonstration: 2 turns (task.demonstration=true)")
+    assert lines.index("System prompt") < at < lines.index("First observation")
+    shown = ["user: Where?", "reply: I ask.", "user: <b>There.", "reply: There"]
+    assert [line.strip() for line in lines[at + 1 : at + 5]] == shown
+    assert "board  " not in result.out
 
 
 def test_a_retry_shows_why_and_no_text_of_it_acts(call: Call, run: RunFolder) -> None:
@@ -76,6 +88,7 @@ def test_an_original_that_was_cut_and_retried(call: Call, run: RunFolder) -> Non
 def test_a_grid_is_drawn(call: Call, run: RunFolder) -> None:
     out = call("show", "latest", "--rollout", "2:1:0").out
     assert "First observation (drawn; the agent saw grid tokens)" in out
+    assert "note  No advantage in this rollout: " in out
     assert f"reply  Down\n  observation  Current Observation:\n{'':15}D D\n{'':15}A B\n" in out
 
 
@@ -83,10 +96,14 @@ def test_a_grid_is_drawn(call: Call, run: RunFolder) -> None:
 def test_a_list(call: Call, run: RunFolder, where: str, rows: int) -> None:
     result = call("show", "latest", "--rollout", where)
     lines = result.out.splitlines()
-    assert lines[1].split()[:4] == ["rollout", "kind", "reward", "solved"]
+    head = 3 if where == "1" else 1
+    assert lines[head].split()[:4] == ["rollout", "kind", "reward", "solved"]
     assert len([line for line in lines if re.match(r"\d+:\d+:\d+ ", line)]) == rows
-    last = "--rollout 2:0:0" if where != "1" else "No transcripts were kept of this step, only of 2"
-    assert last in lines[-1]
+    if where == "1":
+        assert lines[1] == "No transcripts were kept of this step, only of 2 (run.transcripts_every)"
+        assert lines[-1].startswith("1:0:0 ")
+    else:
+        assert "--rollout 2:0:0" in lines[-1]
     found = call("show", "latest", "--rollout", where, "--json").json()
     assert (found["step"], len(found["rollouts"])) == (int(where[0]), rows)
 
@@ -194,6 +211,11 @@ def test_the_embedded_run(call: Call, home: Path) -> None:
         for t in load_transcripts(run, 1, group):
             row = rows[(rows["group"] == group) & (rows["idx"] == t.rollout.idx)].iloc[0]
             assert t.drawn
+            assert ("board", BOARD) in facts(t)
+            assert t.grader == "scripted"
+            phi_A = sum(s.phi * s.advantage for s in t.subtasks if s.advantage is not None)
+            assert t.scaling.sigma_batch is not None
+            assert phi_A / (t.scaling.sigma_batch + 1e-6) == pytest.approx(t.rollout.adv_sdae, abs=1e-9)
             assert len(t.turns) == row["n_turns"]
             assert [s.grade for s in t.subtasks] == row["grades"]
             assert [s.advantage for s in t.subtasks] == row["A_k"]

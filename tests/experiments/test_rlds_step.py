@@ -220,7 +220,7 @@ def test_the_learner_sees_each_row_under_the_context_that_it_was_sampled_in() ->
 
 
 def test_good_retries_teach_the_reflection_and_the_response_without_it() -> None:
-    _, record, batch = one_step()
+    _, record, batch = one_step("method.auxiliary.reflect_coef=0.05")
     by_part = {
         part: [(g.prefix, s) for g in batch.groups for s in g.samples if s.part == part]
         for part in (REFLECT, RETRY)
@@ -347,12 +347,37 @@ def test_split_leaves_out_what_the_reflection_added_where_it_stood_in_a_bridge()
 def test_transcripts_hold_the_ids_that_were_sampled_and_their_advantages() -> None:
     _, record, _ = one_step()
     row = record.tables["transcripts"][0]
+    assert row["demonstration"] == []
     assert row["instance"] == {"task": INSTANCES[0].task, "instance_id": "a", "data": dict(INSTANCES[0].data)}
     turns: Any = row["turns"]
     ids = [i for t in turns for i in t["tokens"]]
     assert ids[1::2] == [END] * len(turns)
     assert len(row["token_turn"]) == len(row["token_adv"])  # type: ignore[arg-type]
     assert all(a == 0.0 for a, u in zip(row["token_adv"], row["token_turn"], strict=True) if u == -1)  # type: ignore[call-overload]
+
+
+def test_the_divisor_of_eq_2_is_logged_where_it_was_used() -> None:
+    _, record, _ = one_step("method.positive_amplification=1.0")
+    sigma = record.metrics["rlds/stage2/sigma_batch"]
+    for row in record.tables["rollouts"]:
+        adv_K: Any = row["A_k"]
+        total = sum(s.weight * a for s, a in zip(SUBTASKS, adv_K, strict=True))
+        assert row["A_sdae"] == pytest.approx(total / (sigma + 1e-6))
+    for words, grade in (
+        (("condition=base-reflection", "method.group_size=3"), None),
+        ((), Grade({3: None, 4: None, GOAL: None})),
+    ):
+        _, record, _ = one_step(*words, grade=grade)
+        assert "rlds/stage2/sigma_batch" not in record.metrics
+
+
+def test_a_transcript_keeps_the_worked_examples_that_the_agent_was_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(World, "demonstration", (("at 1", "right"), ("at 2", "right")))
+    _, record, _ = one_step()
+    for row in record.tables["transcripts"]:
+        assert row["demonstration"] == [["at 1", "right"], ["at 2", "right"]]
 
 
 def test_a_reflector_does_not_read_random_grades() -> None:

@@ -118,12 +118,14 @@ def _rewards(rows: Sequence[Row], *, retries: bool) -> np.ndarray:
 
 
 def _subtasks(seen: Seen) -> dict[str, float]:
-    """`rlds/grade|retry|pivot/<subtask>`, and φ where it is dynamic."""
+    """`rlds/grade|retry|pivot/<subtask>`, the σ_batch of Eq 2, and φ where it is dynamic."""
     names = [subtask.name for subtask in seen.task.subtasks]
     out = {}
     if seen.arrays.rows.grades_NK is not None:
         found = subtask_metrics(seen.arrays.rows, names, seen.arrays.parent_N)
         out = {f"rlds/{name}": value for name, value in found.items()}
+    if seen.run.method.advantage == "sdae" and bool(seen.adv.decomposed_N.any()):
+        out["rlds/stage2/sigma_batch"] = seen.adv.sigma
     if seen.phi.eta > 0:
         out |= {f"rlds/phi/{n}": float(w) for n, w in zip(names, seen.phi.weights_K, strict=True)}
     return out
@@ -366,6 +368,7 @@ def _reflection_rows(seen: Seen, step: int, texts: bool) -> list[TableRow]:
 
 
 def _transcript_rows(seen: Seen, step: int) -> list[TableRow]:
+    shown = [list(pair) for pair in seen.task.demonstration]
     out: list[TableRow] = []
     for n, row in enumerate(seen.rollout.rows):
         turn_T = row.episode.turn_of_token()
@@ -377,6 +380,7 @@ def _transcript_rows(seen: Seen, step: int) -> list[TableRow]:
                 "idx": row.idx,
                 "instance": _instance_json(row.episode),
                 "system": row.episode.system,
+                "demonstration": shown,
                 "first_observation": row.episode.first_observation,
                 "turns": turns_json(row.episode),
                 "token_turn": turn_T.tolist(),
