@@ -87,7 +87,7 @@ def _derivation(t: Transcript) -> str:
         return f"{scalar}{unused}; every turn has the same value."
     if not s.decomposed:
         return f"no rollout of the group has grades, so Â_i is that of GRPO (RLDS §3.3); {scalar}."
-    sigma = "the std of the sums over the step"
+    sigma = "σ_batch the std of the sums over the step"
     if s.sigma_batch is not None:
         sigma = f"σ_batch = {s.sigma_batch:.3f} (this step)"
     kernel = "every turn has Â_i, as there is no pivot kernel"

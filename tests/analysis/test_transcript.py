@@ -249,7 +249,7 @@ KERNEL = "turn values: times the pivot kernel (σ = 1 turn), mean one over the t
     ("idx", "changed", "words"),
     [
         (0, {}, [f"(σ_batch + ε), σ_batch = 0.250 (this step); {KERNEL}; GRPO is", "RLDS Eqs 1-3."]),
-        (0, {"sigma_batch": None}, [f"(σ_batch + ε), the std of the sums over the step; {KERNEL};"]),
+        (0, {"sigma_batch": None}, [f"(σ_batch + ε), σ_batch the std of the sums over the step; {KERNEL};"]),
         (0, {"kernel_sigma": None}, ["(this step); every turn has Â_i, as there is no pivot kernel;"]),
         (0, {"amplification": 2.0}, [f"(this step); {KERNEL}"]),
         (
