@@ -97,7 +97,7 @@ def test_a_scorer_that_stumbles_over_nonsense_gives_zero_but_a_broken_entry_is_a
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'racelab\[tasks\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'racelab\[reasoning-gym\]'"):
         read_gym(["chain_sum"], 1, 0)
 
 
