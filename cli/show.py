@@ -241,7 +241,8 @@ def _print_run(found: Mapping[str, Any]) -> None:
     print(f"  folder    {found['path']}")
     print(f"  overrides {' '.join(found['overrides']) or 'none'}")
     mlflow = found["mlflow_run_id"] or "not there yet"
-    waiting = f", {found['records_waiting']} records wait (racelab sync)" if found["records_waiting"] else ""
+    n = found["records_waiting"]
+    waiting = f", {n} {'record waits' if n == 1 else 'records wait'} (racelab sync)" if n else ""
     print(f"  mlflow    {mlflow}{waiting}")
     if found["phases"]:
         print("\nPhases")

@@ -302,8 +302,8 @@ def _say_legend(
         (str(row["run_id"]) for row in rows if row["status"] == "finished" and "run_id" in row), None
     )
     cell = "CELL" if ended is None or root is None else reference(RunFolder(root / ended, ended))
-    said = [f"{name}: {words}" for name, words in legend.items() if name in heads]
-    said += [f"{_BOTH}: {legend['reward']}"] * (_BOTH in heads)
+    meant = {**legend, _BOTH: legend["reward"]}
+    said = [f"{head}: {meant[head]}" for head in heads if head in meant]
     width = max(40, min(110, shutil.get_terminal_size((110, 24)).columns))
     for line in textwrap.wrap("; ".join(said), width, break_on_hyphens=False):
         say(line)

@@ -294,5 +294,6 @@ def _say_end(
                 f"interrupted after step {outcome.step}; go on with: {command()} train --resume {reference(folder)}"
             )
         if waiting and composed.config.tracking.mlflow:
-            say(f"{waiting} records wait for MLflow; deliver them with: {command()} sync {reference(folder)}")
+            wait = f"{waiting} {'record waits' if waiting == 1 else 'records wait'}"
+            say(f"{wait} for MLflow; deliver with: {command()} sync {reference(folder)}")
     return outcome.exit_code, {**summary, **end, "run_id": folder.run_id, "path": str(folder.path)}

@@ -134,7 +134,8 @@ def test_random_grades_are_named_and_nothing_is_said_of_what_was_not_run(config:
     both = [curve(config, c, 0, (0.0, 1.0, 0.0, 1.0)) for c in ("rlds", "rlds-random-grades")]
     found = rc.compare(both)["frozenlake"]
     assert found["verdicts"] == [
-        "SDAE changes the reward by +0.000 [+0.000, +0.000] (not resolved) against itself with random grades and pivots."
+        "SDAE changes the reward by +0.000 [+0.000, +0.000] (not resolved) against itself with random grades and "
+        "pivots."
     ]
     assert rc.compare(both[:1])["frozenlake"]["verdicts"] == []
     apart = [curve(config, "rlvr", 0, (0.0,) * 4), curve(config, "rlds", 1, (0.0,) * 4)]

@@ -57,6 +57,53 @@ def test_a_comma_at_the_end_names_nothing(call: Call) -> None:
     assert "--name is missing" in found.err
 
 
+def test_a_dry_run_calls_updates_as_the_config_does_and_has_no_empty_fields(call: Call) -> None:
+    found = call("train", "task=frozenlake", "run.updates=500", "--dry-run")
+    words = found.out.split()
+    assert "updates=500" in words
+    assert not any(word.endswith("=") or word.startswith("policy_updates") for word in words)
+
+
+def test_a_key_of_race_runs_and_a_value_that_is_no_number_are_said_in_a_line(call: Call) -> None:
+    found = call("train", "task=frozenlake", "run.policy_updates=8", "--dry-run")
+    assert found.err.strip().endswith("or leave task= and condition= out; RLDS runs have run.updates")
+    found = call("train", "task=frozenlake", "run.updates=abc", "--dry-run")
+    assert found.err == "error: run.updates=abc: must be a valid integer\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task=frozenlake"], "  condition=rlds (the default)"),
+        (["task=frozenlake", "condition=rlds"], ""),
+        (["preset=embedded"], ""),
+    ],
+)
+def test_the_first_line_of_a_run_names_a_condition_that_nobody_chose(words: list[str], said: str) -> None:
+    from racelab.cli.train import _by_default
+    from racelab.configs.compose import compose
+
+    assert _by_default(compose(words)) == said
+
+
+def test_show_of_a_run_that_stopped_before_its_first_update_says_how_to_go_on(
+    call: Call, home: Path, tmp_path: Path
+) -> None:
+    """A run of its own goes on by itself, a cell by the command of its sweep."""
+    from racelab.sweeps.cells import Spec, make_cells, open_cell
+    from racelab.sweeps.run import _open_sweep, make_plan
+
+    cells = make_cells([Spec("a", 0, ("task=frozenlake", "tracking=none"))])
+    plan = make_plan("tiny", "racelab task --name frozenlake", home / "runs", cells, False)
+    cell = open_cell(plan.root, cells[0], plan.run_ids[0], _open_sweep(plan).run_id)
+    cell.update(status="interrupted")
+    out = call("show", cell.run_id).out
+    assert "--rollout" not in out
+    assert "Go on with: racelab task --name frozenlake\n" in out
+    cell.update(sweep="")
+    assert f"train --resume {cell.run_id}\n" in call("show", cell.run_id).out
+
+
 def rows(step: int, model: str, reward: float, n: int) -> list[dict[str, Any]]:
     return [
         {"step": step, "model": model, "example_id": f"e{i}", "reward": reward, "solved": reward == 1.0}
@@ -164,7 +211,8 @@ def test_a_condition_that_never_asks_has_no_lines_of_grades_and_retries(
 ) -> None:
     calls = {"policy_gen": {"measured": 60, "expected": 60}, "grade_gen": {"measured": 0, "expected": 0}}
     found = summary(2, 12) | {
-        "roles": {}, "retries_asked": False, "seconds": {"step_s": 1.0, "gen_s": 0.5, "judge_s": 0.25, "gen_retry_s": 0.25},
+        "roles": {}, "retries_asked": False,
+        "seconds": {"step_s": 1.0, "gen_s": 0.5, "judge_s": 0.25, "gen_retry_s": 0.25},
     }  # fmt: skip
     found["costs"] |= {"calls": calls}
     out = shown(found, capsys)

@@ -329,6 +329,49 @@ def test_a_dry_run_refuses_to_resume_nothing_and_warns_of_an_api_without_address
     assert "warning: cell rar: api.base_url is empty and OPENAI_BASE_URL is not set" in warned.err
 
 
+def test_cells_that_were_interrupted_say_where_they_go_on(states: list[CellState]) -> None:
+    """Of twelve one was stopped after update 212, one before any checkpoint."""
+    states[0].attempts = states[1].attempts = 1
+    for state in states[:2]:
+        (state.folder.path / "checkpoints").mkdir(parents=True)
+        (state.folder.path / "run.json").write_text('{"status": "interrupted"}')
+    for name in ("step-00000200", "step-00000212", ".tmp-step-00000300"):
+        (states[0].folder.path / "checkpoints" / name).mkdir()
+    view = PlainLines(stream := io.StringIO())
+    view.start("tiny", states)
+    for state in states[:2]:
+        state.set("running")
+        view.changed(state)
+    assert stream.getvalue().splitlines() == [
+        "tiny: 12 cells: 2 interrupted, 10 waiting",
+        f"a-s0: goes on at step 213, in {states[0].folder.path}",
+        f"a-s1: started, in {states[1].folder.path}",
+    ]
+    view.start("tiny", states[2:3])
+    assert stream.getvalue().splitlines()[-1] == "tiny: 1 cell: 1 waiting"
+
+
+def test_the_mean_of_the_last_evaluations_is_none_of_a_single_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from racelab.cli.sweep import print_cells
+
+    rlds = {**ROW, "rubric_updates": None, "run_id": "a-s0", "success": 0.25, "last_five": 0.375}
+    rows = [{**rlds, "last_evaluations": 1.0}, {**rlds, "last_evaluations": 3.0, "seed": 1}]
+    print_cells(rows, Path("runs").absolute())
+    said = capsys.readouterr()
+    head, *lines = (line.split("  ") for line in said.out.splitlines())
+    assert "mean last" in " ".join(head)
+    column = [part for part in head if part].index("mean last")
+    assert [[p.strip() for p in line if p][column] for line in lines] == ["-", "0.375"]
+    assert max(map(len, said.err.splitlines())) <= 110
+    assert "mean last: mean of the last evaluations, at most five" in " ".join(said.err.split())
+    assert said.err.splitlines()[-1].startswith("intervals: racelab show ")
+    print_cells([{**row, "reward": 0.25, "success_gain": 0.125} for row in rows])
+    assert "reward = success" in capsys.readouterr().out
+    print_cells(rows[:1])
+    said = capsys.readouterr()
+    assert "mean last" not in said.out + said.err
+
+
 def test_cells_with_the_same_results_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     from racelab.cli.sweep import print_cells
 
