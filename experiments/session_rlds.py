@@ -134,7 +134,7 @@ class RldsSession(Attempt):
         if episodes:
             name = self.config.task.name
             reward, solved = (metrics[f"val/{name}/{key}"] for key in ("reward_mean", "solved_frac"))
-            self.talk.note(f"validation after {step} updates: reward={reward:.3f}  solved={solved:.3f}")
+            self.talk.note(f"validation after update {step}: reward={reward:.3f}  solved={solved:.3f}")
         return True
 
 
