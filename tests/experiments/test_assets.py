@@ -356,7 +356,7 @@ def test_smollm2_parity_with_transformers() -> None:
     half = open_language_model(path, role="frozen").logprobs([(prefix, [tail])])[0][0]
     assert np.abs(half - scored[0]).mean() < 0.06
     mine.accumulate(
-        [(prefix, [tail])], 1.0, lambda _: lambda logp, __: torch.full_like(logp, 1 / len(tail)), None
+        [(prefix, [tail])], 1.0, lambda _: lambda logp, __: (torch.full_like(logp, 1 / len(tail)), None), None
     )
     theirs = dict(module.named_parameters())
     for fused, names in weight_names(mine.core.spec):
