@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -53,10 +54,8 @@ class Server:
                 with lock:
                     outer.asked.append({**asked, "path": self.path})
                     behaviour = outer.plan.pop(0) if outer.plan else good
-                try:
+                with contextlib.suppress(OSError):  # the client has given up
                     behaviour(self, asked)
-                except OSError:  # the client has given up
-                    pass
 
             def log_message(self, *_: object) -> None: ...
 
