@@ -163,6 +163,11 @@ class Episode:
         """Sampled ids, the replayed ones of a retry included."""
         return sum(len(turn.tokens) for turn in self.turns)
 
+    @property
+    def n_own_tokens(self) -> int:
+        """Ids that were sampled in this very episode; the replayed ones of a retry are its parent's."""
+        return sum(len(turn.tokens) for turn in self.turns[self.retry_from :])
+
 
 @dataclass(frozen=True, slots=True)
 class Start:

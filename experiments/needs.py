@@ -16,8 +16,8 @@ from racelab.experiments.data.sources import PromptData
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.methods.baselines.rubric_arm import fitting_pairs
 from racelab.experiments.methods.baselines.scalar_rm import make_reward_model
-from racelab.experiments.models.api import ApiModel, ApiSettings, check
-from racelab.experiments.models.assets import cache_dir, resolve_model
+from racelab.experiments.models.api import ApiModel, api_settings, check
+from racelab.experiments.models.assets import resolve_model
 from racelab.experiments.models.chat import ChatModel, LocalChat
 from racelab.experiments.models.judge_prompted import JsonSettings
 from racelab.experiments.models.prompts import rar as prompts_rar
@@ -90,23 +90,6 @@ def _proposer(method: object) -> str | None:
     """`method.proposer` of a method that asks it for rubrics; RaR's predefined items are nobody's."""
     asks = getattr(method, "aggregation", None) != "predefined"
     return getattr(method, "proposer", None) if asks else None
-
-
-def api_settings(api: schema.ApiConfig) -> ApiSettings:
-    """The client's settings; replies are kept beside the converted models, for all runs."""
-    return ApiSettings(
-        base_url=api.base_url,
-        model=api.model,
-        key_env=api.key_env,
-        timeout_s=api.timeout_s,
-        max_retries=api.max_retries,
-        backoff_s=api.backoff_s,
-        max_backoff_s=api.max_backoff_s,
-        concurrency=api.concurrency,
-        cache_dir=cache_dir() / "api" if api.cache else None,
-        temperature=api.temperature,
-        max_tokens=api.max_tokens,
-    )
 
 
 def _no_rules(config: Config, data: PromptData) -> Needs:

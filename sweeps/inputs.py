@@ -122,8 +122,8 @@ def _check_names(config: ScienceWorldTask) -> None:
 
 def _api_lacks(config: Config) -> str:
     """What the API model of a config needs and this process has not; empty if nothing."""
-    from racelab.experiments.models.api import check
-    from racelab.experiments.needs import api_settings, asks_api
+    from racelab.experiments.models.api import api_settings, check
+    from racelab.experiments.needs import asks_api
 
     if not asks_api(config):
         return ""

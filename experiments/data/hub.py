@@ -7,6 +7,7 @@ data has no prompt column, the first user turn of `chosen` is the prompt.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ def read_hub(
         MissingDependencyError: `datasets` is not installed.
         UnreachableError: the hub does not answer and there is no cached copy.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise MissingDependencyError("prompts from the hub need: pip install 'racelab[hub]'") from None
-    table = _load(datasets, name, split, revision, cache_dir)
+    words = HubWords(
+        who="prompts from the hub need",
+        where=name,
+        refused="check data.name and your access",
+        silent="download a file and use data=file",
+        mend="check data.name, data.split and data.revision",
+    )
+    table = load_table(name, split, words, revision=revision, cache_dir=cache_dir)
     present = [c for c in table.column_names if c in columns.wanted()]
     if not any(c in present for c in (columns.prompt, *columns.fallbacks)):
         has = listed(table.column_names)
@@ -54,7 +58,47 @@ def read_hub(
     return prompts
 
 
-def _load(datasets: Any, name: str, split: str, revision: str | None, cache_dir: str | Path | None) -> Any:
+@dataclass(frozen=True, slots=True)
+class HubWords:
+    """What is said when a data set cannot be had; each mend stands behind a semicolon.
+
+    Attributes:
+        who: opens the message that `datasets` is not installed.
+        where: opens every other one.
+        refused: the mend where the hub refuses.
+        silent: the mend where it does not answer.
+        broken: what cannot be done where the data set is no such thing.
+        mend: of that.
+    """
+
+    who: str
+    where: str
+    refused: str
+    silent: str
+    mend: str
+    broken: str = "cannot be loaded"
+
+
+def load_table(
+    name: str,
+    split: str,
+    words: HubWords,
+    *,
+    config: str | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Any:
+    """One split of a data set, through `datasets`.
+
+    Raises:
+        DataError: the hub refuses it, or it has no such configuration or split.
+        MissingDependencyError: `datasets` is not installed.
+        UnreachableError: the hub does not answer and there is no cached copy.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingDependencyError(f"{words.who}: pip install 'racelab[hub]'") from None
     # HTTPError is that of the hub's transport, which differs between its versions
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
@@ -64,19 +108,15 @@ def _load(datasets: Any, name: str, split: str, revision: str | None, cache_dir:
 
     cache = str(cache_dir) if cache_dir is not None else None
     try:
-        return datasets.load_dataset(name, split=split, revision=revision, cache_dir=cache)
+        return datasets.load_dataset(name, config, split=split, revision=revision, cache_dir=cache)
     except HfHubHTTPError as error:  # an answer, but not the data set
-        raise DataError(
-            f"{name}: the hub refuses it: {_first_line(error)}; check data.name and your access"
-        ) from None
+        raise DataError(f"{words.where}: the hub refuses it: {_first_line(error)}; {words.refused}") from None
     except (ConnectionError, TimeoutError, LocalEntryNotFoundError, HTTPError) as error:
         raise UnreachableError(
-            f"{name}: the hub does not answer ({_first_line(error)}); download a file and use data=file"
+            f"{words.where}: the hub does not answer ({_first_line(error)}); {words.silent}"
         ) from None
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"{name}: cannot be loaded: {_first_line(error)}; check data.name, data.split and data.revision"
-        ) from None
+        raise DataError(f"{words.where}: {words.broken}: {_first_line(error)}; {words.mend}") from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -46,10 +46,13 @@ from racelab.experiments.models.api_reply import (
     read_body,
     retry_after,
 )
+from racelab.experiments.models.assets import cache_dir
 from racelab.experiments.models.chat import Calls, ChatRequest, Reply
 
 if TYPE_CHECKING:
     import openai
+
+    from racelab.configs.schema import ApiConfig
 
 _URL_VARIABLE: Final = "OPENAI_BASE_URL"
 _AGAIN: Final = frozenset({408, 409, 425, 429})
@@ -136,6 +139,23 @@ def base_url(settings: ApiSettings) -> str:
             f"{where} holds a user, a password or a query; leave them out, the key comes from api.key_env"
         )
     return found
+
+
+def api_settings(api: ApiConfig) -> ApiSettings:
+    """The client's settings; replies are kept beside the converted models, for all runs."""
+    return ApiSettings(
+        base_url=api.base_url,
+        model=api.model,
+        key_env=api.key_env,
+        timeout_s=api.timeout_s,
+        max_retries=api.max_retries,
+        backoff_s=api.backoff_s,
+        max_backoff_s=api.max_backoff_s,
+        concurrency=api.concurrency,
+        cache_dir=cache_dir() / "api" if api.cache else None,
+        temperature=api.temperature,
+        max_tokens=api.max_tokens,
+    )
 
 
 def _key(settings: ApiSettings) -> str:

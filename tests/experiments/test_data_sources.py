@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from racelab.experiments.data import hub
 from racelab.experiments.data.sources import (
     Columns,
     deduplicate,
@@ -189,10 +188,12 @@ def test_a_hub_out_of_reach_and_a_missing_package(monkeypatch):
             raise self.error
 
     for kind in (ConnectionError, LocalEntryNotFoundError, HTTPError):
+        monkeypatch.setitem(sys.modules, "datasets", Fake(kind("no route\nto host")))
         with pytest.raises(UnreachableError, match=r"x/y: the hub does not answer \(no route\)"):
-            hub._load(Fake(kind("no route\nto host")), "x/y", "train", None, None)
+            read_hub("x/y")
+    monkeypatch.setitem(sys.modules, "datasets", Fake(ValueError("no such split")))
     with pytest.raises(DataError, match="x/y: cannot be loaded: no such split"):
-        hub._load(Fake(ValueError("no such split")), "x/y", "train", None, None)
+        read_hub("x/y")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependencyError, match="pip install"):
         read_hub("x/y")

@@ -34,12 +34,16 @@ class RetryPairs:
     Attributes:
         rows_R: index of each retry among the rows.
         delta_R: its reward less that of its original.
+        written_R: ids of the reflection that led to it.
+        said_R: ids of its own turns.
         reflect: kept (context, reflection) pairs; `index_M` counts retries.
         retry: kept (original prompt, response) pairs.
     """
 
     rows_R: tuple[int, ...]
     delta_R: FloatArray
+    written_R: IntArray
+    said_R: IntArray
     reflect: Pairs
     retry: Pairs
 
@@ -51,18 +55,15 @@ def pairs(rows: Sequence[Row], parent_N: Sequence[int], config: AuxiliaryConfig)
     delta_R = np.round(np.array(raw_R), SCORE_DIGITS)  # 0.3 - (0.1 + 0.2) is no success
     reflections = [rows[n].reflection for n in at]
     written_R = np.array([len(r.tokens) if r is not None else 0 for r in reflections], dtype=np.int64)
-    said_R = np.array([_response_tokens(rows[n].episode) for n in at], dtype=np.int64)
+    said_R = np.array([rows[n].episode.n_own_tokens for n in at], dtype=np.int64)
     return RetryPairs(
         at,
         delta_R,
+        written_R,
+        said_R,
         select_pairs(delta_R, config.max_pairs if config.reflect_coef else 0, written_R),
         select_pairs(delta_R, config.max_pairs if config.retry_coef else 0, said_R),
     )
-
-
-def _response_tokens(episode: Episode) -> int:
-    """Ids of the turns that were sampled in the retry itself."""
-    return sum(len(turn.tokens) for turn in episode.turns[episode.retry_from :])
 
 
 def token_batch(
@@ -132,11 +133,11 @@ def split(episode: Episode, *, bare: bool = False) -> tuple[tuple[int, ...], tup
 
 def _reflections(rows: Sequence[Row], kept: RetryPairs, coef: float) -> list[TrainGroup]:
     """R3L's reflection NLL: every token of the reflection, its end token included."""
-    reflections = [rows[n].reflection for n in kept.rows_R]
-    lengths_R = np.array([len(r.tokens) if r is not None else 0 for r in reflections], dtype=np.int64)
     groups = []
-    for r, weight in zip(kept.reflect.index_M, token_weights(kept.reflect, lengths_R, coef), strict=True):
-        reflection = reflections[int(r)]
+    for r, weight in zip(
+        kept.reflect.index_M, token_weights(kept.reflect, kept.written_R, coef), strict=True
+    ):
+        reflection = rows[kept.rows_R[int(r)]].reflection
         assert reflection is not None, "a pair has tokens"
         n = len(reflection.tokens)
         sample = TrainSample(
@@ -148,11 +149,9 @@ def _reflections(rows: Sequence[Row], kept: RetryPairs, coef: float) -> list[Tra
 
 def _responses(rows: Sequence[Row], kept: RetryPairs, coef: float) -> list[TrainGroup]:
     """ERL's retry distillation: the retry's own turns after the original prompt."""
-    episodes = [rows[n].episode for n in kept.rows_R]
-    lengths_R = np.array([_response_tokens(episode) for episode in episodes], dtype=np.int64)
     groups = []
-    for r, weight in zip(kept.retry.index_M, token_weights(kept.retry, lengths_R, coef), strict=True):
-        context, tokens, turn_T = split(episodes[int(r)], bare=True)
+    for r, weight in zip(kept.retry.index_M, token_weights(kept.retry, kept.said_R, coef), strict=True):
+        context, tokens, turn_T = split(rows[kept.rows_R[int(r)]].episode, bare=True)
         sample = TrainSample(tokens, np.zeros(len(tokens)), np.where(turn_T >= 0, float(weight), 0.0), RETRY)
         groups.append(TrainGroup(context, (sample,)))
     return groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from racelab.experiments.methods.rlds.arrays import Arrays
 from racelab.experiments.methods.rlds.batch import REFLECT, RETRY, RetryPairs
 from racelab.experiments.methods.rlds.diagnostics import subtask_metrics, token_std
 from racelab.experiments.methods.rlds.phi import DynamicPhi
-from racelab.experiments.methods.rlds.rollout import Rollout, Row
+from racelab.experiments.methods.rlds.rollout import Rollout, Row, wanted_retries
 from racelab.experiments.methods.rlds.sdae import Advantages
 from racelab.experiments.methods.rlds.turns import kept_turns
 from racelab.experiments.ports import Task
@@ -67,8 +67,8 @@ def record(
     seen: Seen, *, step: int, stats: UpdateStats, diagnosed: Mapping[str, float], spent: Spent
 ) -> StepRecord:
     """Metrics, tables and the terminal's line of one step."""
-    rows = seen.rollout.rows
-    rewards = reward_metrics("train/reward", _rewards(rows, retries=False))
+    originals = [row.episode.reward for row in seen.rollout.rows if not row.episode.is_retry]
+    rewards = reward_metrics("train/reward", np.array(originals, dtype=np.float64))
     metrics = {
         "train/clock/policy_step": float(step),
         "train/clock/phase_kind": 0.0,
@@ -113,10 +113,6 @@ def _columns(seen: Seen, metrics: Mapping[str, float]) -> dict[str, float | int]
     return columns
 
 
-def _rewards(rows: Sequence[Row], *, retries: bool) -> np.ndarray:
-    return np.array([r.episode.reward for r in rows if r.episode.is_retry == retries], dtype=np.float64)
-
-
 def _subtasks(seen: Seen) -> dict[str, float]:
     """`rlds/grade|retry|pivot/<subtask>`, the σ_batch of Eq 2, and φ where it is dynamic."""
     names = [subtask.name for subtask in seen.task.subtasks]
@@ -157,9 +153,8 @@ def _reflect_metrics(seen: Seen) -> dict[str, float]:
         out["rlds/reflect/parse_fail_frac"] = sum(r.retry_from is None for r in said) / len(said)
     if len(delta_R):
         retried = [rows[n] for n in seen.kept.rows_R]
-        parents = [rollout.parent_of(row) for row in retried]
-        made = sum(len(t.tokens) for r in retried for t in r.episode.turns[r.episode.retry_from :])
-        whole = sum(p.episode.n_response_tokens for p in parents if p is not None)
+        made = int(seen.kept.said_R.sum())
+        whole = sum(_parent(seen, n).episode.n_response_tokens for n in seen.kept.rows_R)
         out |= {
             "rlds/reflect/success_frac": float(np.mean(delta_R > 0)),
             "rlds/reflect/solved_frac": float(np.mean([r.episode.result.solved for r in retried])),
@@ -170,6 +165,11 @@ def _reflect_metrics(seen: Seen) -> dict[str, float]:
             "rlds/reflect/n_retry_pairs": float(len(seen.kept.retry.index_M)),
         }
     return out
+
+
+def _parent(seen: Seen, n: int) -> Row:
+    """The original that the retry in row n came from."""
+    return seen.rollout.rows[int(seen.arrays.parent_N[n])]
 
 
 def _fallbacks(seen: Seen) -> dict[str, float]:
@@ -239,7 +239,7 @@ def _cost_metrics(seen: Seen, stats: UpdateStats) -> dict[str, float]:
         "cost/calls/tool_calls": float(tools),
         "cost/calls/external_judge_calls": float(judged),
         "health/cost_mismatch": float(sum(measured[k] != expected[k] for k in measured)),
-        "cost/tokens/policy": float(sum(_made(row) for row in rows)),
+        "cost/tokens/policy": float(sum(row.episode.n_own_tokens for row in rows)),
         "cost/tokens/grade": float(sum(g.n_tokens for g in gradings)),
         "cost/tokens/reflect": float(sum(len(r.tokens) for r in seen.rollout.reflections)),
     }
@@ -251,19 +251,12 @@ def _expected_reflections(seen: Seen) -> int:
     failures = Counter(
         row.group for row in seen.rollout.rows if not row.episode.is_retry and not row.episode.result.solved
     )
-    return sum(
-        min(reflect.max_retries, int(-(-round(reflect.failure_share * n, 9) // 1))) for n in failures.values()
-    )
-
-
-def _made(row: Row) -> int:
-    """Ids sampled in the row itself; the replayed ones of a retry are its parent's."""
-    return sum(len(turn.tokens) for turn in row.episode.turns[row.episode.retry_from :])
+    return sum(wanted_retries(reflect, n) for n in failures.values())
 
 
 def _perf_metrics(seen: Seen, spent: Spent) -> dict[str, float]:
     rows, seconds = seen.rollout.rows, spent.seconds
-    tokens = sum(_made(row) for row in rows)
+    tokens = sum(row.episode.n_own_tokens for row in rows)
     generating = seconds["gen_s"] + seconds["gen_retry_s"]
     return {
         **{f"perf/time/{name}": value for name, value in seconds.items()},
@@ -282,6 +275,7 @@ def _rollout_rows(seen: Seen, step: int) -> list[TableRow]:
     out: list[TableRow] = []
     for n, row in enumerate(seen.rollout.rows):
         episode, grading = row.episode, row.grading
+        read = grading if grading is not None and grading.grades is not None else None
         out.append(
             {
                 "step": step,
@@ -293,12 +287,8 @@ def _rollout_rows(seen: Seen, step: int) -> list[TableRow]:
                 "R": episode.reward,
                 "solved": episode.result.solved,
                 "end_reason": episode.result.end_reason,
-                "grades": list(grading.grades)
-                if grading is not None and grading.grades is not None
-                else None,
-                "pivots": list(grading.pivots)
-                if grading is not None and grading.grades is not None
-                else None,
+                "grades": None if read is None else list(read.grades or ()),
+                "pivots": None if read is None else list(read.pivots),
                 "A_k": adv.adv_NK[n].tolist() if graded else None,
                 "A_sdae": float(adv.adv_N[n]) if seen.run.method.advantage == "sdae" else None,
                 "A_grpo": float(adv.grpo_N[n]),
@@ -322,7 +312,6 @@ def _pair_rows(seen: Seen, step: int) -> list[TableRow]:
     out: list[TableRow] = []
     for r, n in enumerate(kept.rows_R):
         row = rows[n]
-        parent = seen.rollout.parent_of(row)
         out.append(
             {
                 "step": step,
@@ -330,7 +319,7 @@ def _pair_rows(seen: Seen, step: int) -> list[TableRow]:
                 "parent": row.parent,
                 "retry": row.idx,
                 "delta_R": float(kept.delta_R[r]),
-                "delta_grades": _delta_grades(row, parent),
+                "delta_grades": _delta_grades(row, _parent(seen, n)),
                 "retry_from_step": row.episode.retry_from,
                 "weight": weights[RETRY].get(r, 0.0),
                 "used": r in weights[RETRY],
@@ -342,9 +331,9 @@ def _pair_rows(seen: Seen, step: int) -> list[TableRow]:
     return out
 
 
-def _delta_grades(row: Row, parent: Row | None) -> list[float] | None:
+def _delta_grades(row: Row, parent: Row) -> list[float] | None:
     """Grades of the retry less the original's; None unless both are graded."""
-    pair = [r.grading.grades if r is not None and r.grading is not None else None for r in (row, parent)]
+    pair = [r.grading.grades if r.grading is not None else None for r in (row, parent)]
     if pair[0] is None or pair[1] is None:
         return None
     return [float(a - b) for a, b in zip(pair[0], pair[1], strict=True)]

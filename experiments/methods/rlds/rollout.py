@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from racelab.configs.schema_rlds import RldsMethodConfig
+from racelab.configs.schema_rlds import ReflectConfig, RldsMethodConfig
 from racelab.experiments.episodes import AgentSampling, Case, Episode, Grading, Instance, Reflection, Start
 from racelab.experiments.methods.records import Clock
 from racelab.experiments.methods.rlds.parts import RldsParts
@@ -56,11 +56,6 @@ class Rollout:
     candidates: tuple[Row, ...] = ()
     reflections: tuple[Reflection, ...] = ()
     replay_failures: int = 0
-    by_place: dict[tuple[int, int], Row] = field(default_factory=dict)
-
-    def parent_of(self, row: Row) -> Row | None:
-        """The original of a retry."""
-        return None if row.parent is None else self.by_place[row.group, row.parent]
 
 
 def play(
@@ -109,15 +104,19 @@ def play(
         taken[row.group] += 1
     rows.sort(key=lambda row: (row.group, row.idx))
     reflected = tuple(chosen) if reflections else ()
-    return Rollout(tuple(rows), reflected, tuple(reflections), failures, {(r.group, r.idx): r for r in rows})
+    return Rollout(tuple(rows), reflected, tuple(reflections), failures)
 
 
 def candidates(config: RldsMethodConfig, originals: Sequence[Row]) -> list[Row]:
     """The failures of one group that are retried: min(R, ceil(share * failures)), lowest rewards first."""
     failures = [row for row in originals if not row.episode.result.solved]
-    wanted = math.ceil(round(config.reflect.failure_share * len(failures), 9))
-    count = min(config.reflect.max_retries, wanted)
+    count = wanted_retries(config.reflect, len(failures))
     return sorted(failures, key=lambda row: row.episode.reward)[:count]
+
+
+def wanted_retries(reflect: ReflectConfig, failures: int) -> int:
+    """min(R, ceil(share * failures))."""
+    return min(reflect.max_retries, math.ceil(round(reflect.failure_share * failures, 9)))
 
 
 def _grade(

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from racelab.experiments.data.files import read_jsonl
+from racelab.experiments.data.hub import HubWords, load_table
 from racelab.experiments.episodes import Instance
-from racelab.experiments.errors import ConfigError, DataError, MissingDependencyError, UnreachableError
+from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.rng import numpy_generator
 from racelab.experiments.tasks.deepresearch.rubric import RubricError, normalised
 
@@ -141,26 +142,14 @@ def instance(source: str, row: Mapping[str, Any]) -> Instance:
 
 def hub_rows(name: str) -> Iterable[Mapping[str, Any]]:
     """The training rows of a hub data set, through `datasets`; only columns that are read."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingDependencyError("task.data=hub needs: pip install 'racelab[hub]'") from None
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        HfHubHTTPError,
-        HTTPError,
-        LocalEntryNotFoundError,
+    words = HubWords(
+        who="task.data=hub needs",
+        where=name,
+        refused="check your access",
+        silent="set task.data=package or to a .jsonl file",
+        mend="set task.data to a .jsonl file",
     )
-
-    try:
-        table = datasets.load_dataset(name, split="train")
-    except HfHubHTTPError as error:
-        raise DataError(f"{name}: the hub refuses it: {_line(error)}; check your access") from None
-    except (ConnectionError, TimeoutError, LocalEntryNotFoundError, HTTPError) as error:
-        raise UnreachableError(
-            f"{name}: the hub does not answer ({_line(error)}); set task.data=package or to a .jsonl file"
-        ) from None
-    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{name}: cannot be loaded: {_line(error)}; set task.data to a .jsonl file") from None
+    table = load_table(name, "train", words)
     wanted = {"id", "source", "messages", "ground_truth", *_QUESTIONS, *_LISTS}
     rows: Iterable[Mapping[str, Any]] = table.select_columns([c for c in table.column_names if c in wanted])
     return rows
@@ -238,7 +227,3 @@ def _first_turn(messages: object) -> str:
 
 def _counted(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{n} x {reason}" for reason, n in left_out.items()) or "the file is empty"
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from racelab.configs.schema import ApiConfig
 from racelab.configs.schema_rlds import DeepResearchTask, ToolServerConfig
+from racelab.experiments.data.instances import instances_digest
 from racelab.experiments.episodes import Instance, Subtask
 from racelab.experiments.errors import ConfigError, MissingDependencyError, UnreachableError
-from racelab.experiments.models.api import ApiModel, ApiSettings
-from racelab.experiments.models.assets import cache_dir
+from racelab.experiments.models.api import ApiModel, api_settings
 from racelab.experiments.models.chat import Calls
 from racelab.experiments.tasks.deepresearch import texts
 from racelab.experiments.tasks.deepresearch.data import TASK, load_pool, split
@@ -131,7 +131,7 @@ class DeepResearch:
         return {
             "task": self.name,
             "data": self._config.data,
-            "data_sha256": _instances_digest([*self._validation, *self._train]),
+            "data_digest": instances_digest([*self._validation, *self._train]),
             "left_out": dict(self._left_out),
             "tools": {"url": tools.url or REPLAY, "page_chars": tools.page_chars, "pdf_mb": tools.pdf_mb}
             | replay,
@@ -241,20 +241,11 @@ def _key(tools: ToolServerConfig) -> str:
 
 def _open_judge(config: DeepResearchTask, server: ReplayServer | None) -> RubricJudge:
     judge: ApiConfig = config.judge
-    replay = judge.base_url == REPLAY and server is not None
-    settings = ApiSettings(
-        base_url=f"{server.url}/v1" if replay and server is not None else judge.base_url,
-        model=REPLAY_JUDGE if replay else judge.model,
-        key_env="" if replay else judge.key_env,
-        timeout_s=judge.timeout_s,
-        max_retries=judge.max_retries,
-        backoff_s=judge.backoff_s,
-        max_backoff_s=judge.max_backoff_s,
-        concurrency=judge.concurrency,
-        cache_dir=cache_dir() / "api" if judge.cache and not replay else None,
-        temperature=judge.temperature,
-        max_tokens=judge.max_tokens,
-    )
+    settings = api_settings(judge)
+    if judge.base_url == REPLAY and server is not None:
+        settings = replace(
+            settings, base_url=f"{server.url}/v1", model=REPLAY_JUDGE, key_env="", cache_dir=None
+        )
     return RubricJudge(
         ApiModel(settings),
         max_tokens=judge.max_tokens,
@@ -267,8 +258,3 @@ def _open_judge(config: DeepResearchTask, server: ReplayServer | None) -> Rubric
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _instances_digest(instances: Sequence[Instance]) -> str:
-    body = json.dumps([[i.instance_id, i.data] for i in instances], sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(body.encode("utf-8", "replace")).hexdigest()

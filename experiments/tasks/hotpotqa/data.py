@@ -21,9 +21,10 @@ from typing import Any, Final
 
 from racelab.configs.schema_rlds import HotpotQaTask
 from racelab.experiments.data.files import read_jsonl
+from racelab.experiments.data.hub import HubWords, load_table
 from racelab.experiments.data.rows import clean_text, normalise, text_id
 from racelab.experiments.episodes import Instance
-from racelab.experiments.errors import ConfigError, DataError, MissingDependencyError, UnreachableError
+from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.rng import numpy_generator
 from racelab.experiments.tasks.hotpotqa import reward
 
@@ -229,11 +230,16 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _hub_rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Rows of one split; `org/name` means its configuration `distractor`, `org/name:other` another one."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingDependencyError("questions from the hub need: pip install 'racelab[hub]'") from None
-    table = _load(datasets, *_name_and_configuration(data), split)
+    name, config = _name_and_configuration(data)
+    words = HubWords(
+        who="questions from the hub need",
+        where=f"task.data={name}",
+        refused="check name and access",
+        silent="download a file and set task.data to it",
+        broken=f"configuration {config!r}, split {split!r} cannot be loaded",
+        mend="another configuration is written org/name:configuration",
+    )
+    table = load_table(name, split, words, config=config)
     present = [name for name in table.column_names if name in _COLUMNS]
     for number, row in enumerate(table.select_columns(present), 1):
         yield f"{data}:{split}:row {number}", row
@@ -243,32 +249,3 @@ def _name_and_configuration(data: str) -> tuple[str, str]:
     head, slash, tail = data.rpartition("/")
     name, _, configuration = tail.partition(":")
     return f"{head}{slash}{name}", configuration or "distractor"
-
-
-def _load(datasets: Any, name: str, config: str, split: str) -> Any:
-    # HTTPError is that of the hub's transport, which differs between its versions
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        HfHubHTTPError,
-        HTTPError,
-        LocalEntryNotFoundError,
-    )
-
-    try:
-        return datasets.load_dataset(name, config, split=split)
-    except HfHubHTTPError as error:  # an answer, but not the data set
-        raise DataError(
-            f"task.data={name}: the hub refuses it: {_line(error)}; check name and access"
-        ) from None
-    except (ConnectionError, TimeoutError, LocalEntryNotFoundError, HTTPError) as error:
-        raise UnreachableError(
-            f"task.data={name}: the hub does not answer ({_line(error)}); download a file and set task.data to it"
-        ) from None
-    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"task.data={name}: configuration {config!r}, split {split!r} cannot be loaded: {_line(error)}; "
-            "another configuration is written org/name:configuration"
-        ) from None
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
