@@ -136,7 +136,7 @@ def identity_keys() -> dict[str, str]:
 
     Set alone they would leave the block with the keys of another option, so only the group may set them.
     """
-    keys = {f"{name}.name": name for name in ("method", "backend", "launcher")}
+    keys = {f"{name}.name": name for name in ("method", "backend")}
     keys |= {"method.condition": "condition"}
     for family in (RACE, RLDS):
         for name, info in family.schema.model_fields.items():

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from racelab.configs.schema_launcher import LauncherConfig, refuse_what_launcher_cannot
 from racelab.configs.schema_methods import (
     BaselineCommon,
     EvolmConfig,
@@ -93,6 +94,7 @@ __all__ = [
     "TrackingConfig",
     "TrqcConfig",
     "ValidateConfig",
+    "refuse_what_launcher_cannot",
     "refuse_what_local_cannot",
 ]
 
@@ -382,12 +384,6 @@ def refuse_what_local_cannot(b: BackendConfig) -> None:
             raise ValueError(f"backend.{key}={value} needs backend=verl; the local backend takes {allowed}")
 
 
-class LauncherConfig(Section):
-    """Where the run starts; in this version only here (`inline`)."""
-
-    name: Literal["inline"]
-
-
 class TrackingConfig(Section):
     """MLflow, fed from the run's spool by a process of its own."""
 
@@ -448,6 +444,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _cross(self) -> Config:
         refuse_what_local_cannot(self.backend)
+        refuse_what_launcher_cannot(self.launcher, self.backend)
         m, v = self.method, self.validation
         if self.data.limit is not None and self.data.limit < m.prompts_per_step:
             raise ValueError(

@@ -22,6 +22,7 @@ from racelab.configs.schema import (
     ModelConfig,
     RunBase,
     TrackingConfig,
+    refuse_what_launcher_cannot,
     refuse_what_local_cannot,
 )
 from racelab.configs.section import Count, Fraction, NonNegative, Positive, Section
@@ -383,6 +384,7 @@ class RldsRunConfig(Section):
     @model_validator(mode="after")
     def _cross(self) -> RldsRunConfig:
         refuse_what_local_cannot(self.backend)
+        refuse_what_launcher_cannot(self.launcher, self.backend)
         t, m = self.task, self.method
         if t.prompts_per_step > t.train_examples:
             raise ValueError(
