@@ -126,7 +126,7 @@ class HasSize(Protocol):
 
     @property
     def name(self) -> str:
-        """local or verl."""
+        """Local or verl."""
 
     @property
     def nodes(self) -> int:

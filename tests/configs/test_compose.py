@@ -20,8 +20,12 @@ from racelab.experiments.errors import ConfigError
 
 METHODS, VARIANTS = groups()["method"], groups()["variant"]
 PRESETS = ["embedded", "sane", "paper"]
-NEEDS = {"file": ["data.path=prompts.jsonl"], "likelihood": ["probe.redundancy=encoder"]}
-"""Options with a value that only the user can give."""
+NEEDS = {
+    "file": ["data.path=prompts.jsonl"],
+    "likelihood": ["probe.redundancy=encoder"],
+    "slurm-gpu": ["backend=local"],
+}
+"""Options with a value that only the user can give, or that fit one choice of another group only."""
 
 
 @cache
