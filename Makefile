@@ -10,7 +10,7 @@ ARGS ?=
 # Test processes at a time.
 JOBS ?= 2
 # Which files of bench/, in this order.
-BENCH ?= cli routing sdae frozenlake grid retrieval scienceworld replay tracking checkpoint step
+BENCH ?= cli launcher routing sdae frozenlake grid retrieval scienceworld replay tracking checkpoint step
 # Extra words for every pip call, such as an index that has CPU builds of torch.
 PIP_ARGS ?=
 
@@ -27,7 +27,7 @@ PYTEST := $(PY) -m pytest -q -rs
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "  apt-get install $(1)" && apt-get update -qq >/dev/null \
   && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null 2>&1; }
 
-.PHONY: help setup train test test-slow test-browser lint bench mutants clean
+.PHONY: help setup train test test-slow test-slurm test-browser lint bench mutants clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ test: setup ## the quick suite
 
 test-slow: setup ## the long tests
 	@$(PYTEST) -m slow $(ARGS)
+
+test-slurm: setup ## runs as jobs of a real Slurm, brought up for the tests on this machine (root; Debian's packages)
+	@tests/slurm/cluster/install.sh
+	@$(PYTEST) -m slurm tests/slurm $(ARGS)
 
 test-browser: setup ## the tracking pages in a headless Chromium
 	@if ! command -v chromium >/dev/null 2>&1; then \

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from racelab.cli.console import print_json, print_table, say
 from racelab.cli.train import run_root
 from racelab.experiments.errors import RacelabError
+
+if TYPE_CHECKING:
+    from racelab.sweeps.slurm.folder import LaunchFolder
 
 Level = Literal["ok", "note", "warning", "broken"]
 
@@ -64,7 +67,7 @@ def doctor(root: Path | None, json_output: bool) -> int:
 def examine(root: Path) -> list[Check]:
     """All checks, in order; one that fails unexpectedly is itself a finding."""
     rooms: Sequence[Callable[[Path], Iterator[Check]]] = (
-        _python, _packages, _torch, _config, _models, _folders, _store, _stale, _tools, _keys,
+        _python, _packages, _torch, _config, _models, _folders, _store, _stale, _tools, _slurm, _keys,
     )  # fmt: skip
     found: list[Check] = []
     for room in rooms:
@@ -203,8 +206,46 @@ def _tools(root: Path) -> Iterator[Check]:
     """What only later commands need."""
     java = _first_line(["java", "-version"])
     yield Check("java", "note", java or "none; only ScienceWorld tasks need it")
-    slurm = _first_line(["sbatch", "--version"])
-    yield Check("slurm", "note", slurm or "none; only launching on a cluster needs it")
+
+
+def _slurm(root: Path) -> Iterator[Check]:
+    """A cluster, where there is one: does it answer, and was everything submitted that was asked for?"""
+    version = _first_line(["sbatch", "--version"])
+    if not version:
+        yield Check("slurm", "note", "none; only launcher=slurm needs it")
+        return
+    from racelab.sweeps.slurm.folder import all_launches
+    from racelab.sweeps.slurm.scheduler import Scheduler
+
+    try:
+        limits = Scheduler().limits()
+    except RacelabError as error:
+        yield Check("slurm", "warning", f"{version}; {error}", "launcher=inline runs here meanwhile")
+        return
+    kept = "with" if limits.accounting else "without"
+    partitions = ", ".join(limits.partitions) or "none"
+    yield Check(
+        "slurm", "ok", f"{version}, {kept} accounting, arrays of {limits.max_array}; partitions: {partitions}"
+    )
+    yield from _launches(all_launches(root))
+
+
+def _launches(folders: Sequence[LaunchFolder]) -> Iterator[Check]:
+    open_ends: list[str] = []
+    damaged: list[str] = []
+    for folder in folders:
+        try:
+            open_ends += [] if folder.is_settled() else [folder.uid]
+        except RacelabError as error:
+            damaged.append(str(error))
+    if damaged:
+        yield Check("damaged launches", "warning", damaged[0], "racelab jobs leaves them out")
+    if open_ends:
+        yield Check(
+            "launches", "warning", f"not submitted: {', '.join(open_ends[:5])}", "racelab jobs submits them"
+        )
+    elif len(folders) > len(damaged):
+        yield Check("launches", "ok", f"{len(folders) - len(damaged)}, all submitted")
 
 
 def _first_line(words: Sequence[str]) -> str:

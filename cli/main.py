@@ -20,7 +20,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from racelab.cli import commands_rlds
+from racelab.cli import commands_rlds, commands_slurm
 from racelab.cli.words import ConfigDir, DryRun, Fresh, GoOn, Jobs, Json, Overrides, Seeds
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import RacelabError
@@ -52,6 +52,7 @@ _BODIES = {
     "ui": "racelab.cli.ui:ui",
     "doctor": "racelab.cli.doctor:doctor",
     **commands_rlds.BODIES,
+    **commands_slurm.BODIES,
 }
 """Command -> `module:function`; the function takes what the command parsed and returns the exit code."""
 
@@ -392,6 +393,9 @@ def doctor(
     return _run("doctor", root=root, json_output=json_output)
 
 
+commands_slurm.register(app, _run)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `racelab` script; leaves with the exit code of the command.
 
@@ -435,6 +439,12 @@ def _main(words: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return _report(error, debug)
+    return code if isinstance(code, int) else 0
+
+
+def run_words(words: Sequence[str]) -> int:
+    """Another command line within this one; its errors are this one's. Returns the exit code."""
+    code = app(list(words), prog_name="racelab", standalone_mode=False)
     return code if isinstance(code, int) else 0
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import number, on_terminal, print_json, print_table, results, say, seconds
+from racelab.cli.launching import dry_run_plan, submit_plan, wants_slurm
+from racelab.cli.shipped import shipped
 from racelab.cli.sweep_rlds import comparison, print_comparison
 from racelab.cli.sweep_view import make_view
 from racelab.cli.train import parse_seeds, reference, run_root
 from racelab.configs.check import reachability
-from racelab.configs.keys import CONFIG_DIR
 from racelab.configs.schema_rlds import AnyConfig
-from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.cells import Cell, Spec, make_cells
@@ -28,6 +30,8 @@ from racelab.sweeps.record import Row, means
 from racelab.sweeps.run import Plan, Result, make_plan, refuse_new, run_sweep
 
 _SHOWN_LABELS = 3
+_SINK: ContextVar[list[Plan] | None] = ContextVar("plans", default=None)
+"""Where plans go in the place of being run; see `planning`."""
 _BOTH = "reward = success"
 
 
@@ -58,6 +62,22 @@ class Options:
         return found + [word for folder in self.config_dirs for word in ("--config-dir", str(folder))]
 
 
+@contextlib.contextmanager
+def planning() -> Iterator[list[Plan]]:
+    """Inside, the commands that make sweeps check their cells and leave their plan in this list; nothing is made."""
+    plans: list[Plan] = []
+    token = _SINK.set(plans)
+    try:
+        yield plans
+    finally:
+        _SINK.reset(token)
+
+
+def is_planning() -> bool:
+    """Whether a command is to leave its plan only."""
+    return _SINK.get() is not None
+
+
 def sweep(
     file: Path,
     overrides: Sequence[str],
@@ -72,19 +92,8 @@ def sweep(
     """Runs the grid in `file`."""
     options = Options(jobs, resume, fresh, dry_run, tuple(config_dirs), json_output)
     given = parse_seeds(seeds)
-    grid = read_grid(_shipped(file), overrides, given, config_dirs)
+    grid = read_grid(shipped(file, "sweep", "grid"), overrides, given, config_dirs)
     return run_cells(grid.name, ["sweep", str(file), *options.words(seeds), *overrides], grid.specs, options)
-
-
-def _shipped(file: Path) -> Path:
-    """The grid itself, or the one of that name that ships with racelab."""
-    if file.exists() or file.name != str(file) or file.suffix:
-        return file
-    grids = sorted(path.stem for path in (CONFIG_DIR / "sweep").glob("*.yaml"))
-    if file.name not in grids:
-        hint = did_you_mean(near(file.name, grids))
-        raise ConfigError(f"no grid {file}{hint} (a file, or one that ships: {', '.join(grids)})")
-    return CONFIG_DIR / "sweep" / f"{file}.yaml"
 
 
 def seeded(label: str, words: Sequence[str], seeds: Sequence[int] | None) -> list[Spec]:
@@ -123,6 +132,12 @@ def run_cells(
     root = _root(cells)
     _refuse_credentials(cells)
     plan = make_plan(name, shlex.join(["racelab", *words]), root, cells, options.fresh)
+    if (sink := _SINK.get()) is not None:
+        sink.append(plan)
+        return 0
+    slurm = wants_slurm(plan)
+    if slurm and options.jobs > 1:
+        raise ConfigError("--jobs is for runs on this machine; with launcher=slurm set launcher.max_parallel")
     statuses = plan.statuses()
     _say_findings(cells)
     todo = [cell for cell, status in zip(cells, statuses, strict=True) if status != "finished"]
@@ -131,8 +146,13 @@ def run_cells(
     if options.dry_run:
         if options.resume:
             refuse_new(plan)
-        _print_plan(plan, statuses, options.json_output)
+        if slurm:
+            dry_run_plan(plan, options.json_output)
+        else:
+            _print_plan(plan, statuses, options.json_output)
         return 0
+    if slurm:
+        return submit_plan(plan, options.resume, options.json_output)
     from racelab.experiments.signals import StopRequest
 
     with StopRequest() as stop:

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.schema import Config
+from racelab.configs.schema_launcher import SlurmLauncherConfig
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import ConfigError
 
@@ -43,16 +44,35 @@ def train(
         )
     if seeds is not None:
         return _train_seeds(overrides, seeds, jobs, fresh, dry_run, config_dirs, json_output)
+    if _planning():
+        return _train_seeds(overrides, None, jobs, fresh, dry_run, config_dirs, json_output)
     if jobs > 1 or fresh:
         raise ConfigError("--jobs and --fresh are for several runs; add --seeds 0,1,2, or leave them out")
     composed = compose(overrides, config_dirs)
+    launcher = _slurm(composed)
     if dry_run:
-        return _dry_run(composed, json_output)
+        return _dry_run(composed, launcher, json_output)
+    if launcher is not None:
+        from racelab.cli.launching import submit_train
+
+        return submit_train(composed, launcher, json_output)
     code, result = _start(composed, json_output)
     with results():
         if json_output:
             print_json(result)
     return code
+
+
+def _slurm(composed: Composed) -> SlurmLauncherConfig | None:
+    """What the run asks of Slurm; None if it starts here."""
+    launcher = composed.config.launcher
+    return launcher.resolved(composed.config.backend) if isinstance(launcher, SlurmLauncherConfig) else None
+
+
+def _planning() -> bool:
+    from racelab.cli.sweep import is_planning
+
+    return is_planning()
 
 
 def _given(seeds: str | None, jobs: int, fresh: bool) -> list[str]:
@@ -62,14 +82,14 @@ def _given(seeds: str | None, jobs: int, fresh: bool) -> list[str]:
 
 def _train_seeds(
     overrides: Sequence[str],
-    seeds: str,
+    seeds: str | None,
     jobs: int,
     fresh: bool,
     dry_run: bool,
     config_dirs: Sequence[Path],
     json_output: bool,
 ) -> int:
-    """A sweep with a cell per seed, named after the run."""
+    """A sweep with a cell per seed, named after the run; of one cell, with the config's seed, for None."""
     from racelab.cli.sweep import Options, run_cells, seeded
 
     given = parse_seeds(seeds)
@@ -105,7 +125,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     return seeds
 
 
-def _dry_run(composed: Composed, json_output: bool) -> int:
+def _dry_run(composed: Composed, launcher: SlurmLauncherConfig | None, json_output: bool) -> int:
     """What would run, where, after every check that needs neither a model nor the network."""
     c = composed.config
     if isinstance(c, Config) and c.data.source != "hub":
@@ -120,20 +140,32 @@ def _dry_run(composed: Composed, json_output: bool) -> int:
     row = {
         **c.facts(),
         "backend": c.backend.name,
-        "nodes": c.backend.nodes,
-        "gpus": c.backend.gpus,
+        "nodes": c.backend.nodes if launcher is None else launcher.nodes,
+        "gpus": c.backend.gpus if launcher is None else launcher.gpus,
         "launcher": c.launcher.name,
         "root": str(run_root(c.run.root)),
         "config_sha256": composed.sha256,
     }
-    if json_output:
+    if launcher is not None:
+        from racelab.cli.launching import print_dry, train_launch
+
+        say(_line(row))
+        print_dry(train_launch(composed, launcher, "RUN"), json_output)
+        for finding in findings:
+            say(finding.line())
+    elif json_output:
         print_json([{**row, "findings": [f.line() for f in findings]}])
     else:
-        names = {} if isinstance(c, Config) else {"policy_updates": "updates"}  # as their configs call it
-        print(" ".join(f"{names.get(k, k)}={v}" for k, v in row.items() if v not in ("", None)))
+        print(_line(row))
         for finding in findings:
             say(finding.line())
     return 2 if any(f.severity == "error" for f in findings) else 0
+
+
+def _line(row: Mapping[str, object]) -> str:
+    """`key=value` words; an RLDS run's updates as its config calls them."""
+    names = {"policy_updates": "updates"} if row["paper"] == "rlds" else {}
+    return " ".join(f"{names.get(k, k)}={v}" for k, v in row.items() if v not in ("", None))
 
 
 _SPIN = "1000"
@@ -144,7 +176,7 @@ one other busy process on two cores the default makes it four times slower, this
 def _start(composed: Composed, json_output: bool) -> tuple[int, dict[str, Any]]:
     from racelab.experiments.session import new_run, prepare
 
-    _check_reach(composed)
+    check_reach(composed)
     root = run_root(composed.config.run.root)
     inputs = prepare(composed.config, root)
     folder = new_run(
@@ -157,7 +189,7 @@ def _start(composed: Composed, json_output: bool) -> tuple[int, dict[str, Any]]:
     return _attempt(composed, folder, inputs, json_output)
 
 
-def _check_reach(composed: Composed) -> None:
+def check_reach(composed: Composed) -> None:
     """Says what the controllers cannot reach; refuses what could not train at all."""
     findings = reachability(composed.config)
     errors = [f.line().removeprefix("error: ") for f in findings if f.severity == "error"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from racelab.cli.console import on_terminal, print_json, say
+from racelab.cli.sync import deliver_launched
 from racelab.cli.train import run_root
 from racelab.experiments.errors import ConfigError, RunFolderError, UnreachableError
 from racelab.experiments.tracking.mlflow_store import (
@@ -49,6 +50,7 @@ def ui(port: int, open_browser: bool, root: Path | None, json_output: bool) -> i
         return 0
     if not folder.is_dir():
         raise RunFolderError(f"no runs in {folder}; start one with: racelab train")
+    deliver_launched(folder)
     # Creates the tables once, under the lock that the runs use too, before the server touches the file.
     MlflowStore.open(uri)
     port = _free_port(port)

@@ -146,7 +146,11 @@ def to_yaml(config: AnyConfig) -> str:
     """The config as YAML in the order of the schema; reading it back gives an equal config."""
     import yaml
 
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+    # libyaml's emitter writes the same text in a fifth of the time; a sweep of a thousand cells notices.
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return yaml.dump(
+        config.model_dump(mode="json"), Dumper=dumper, sort_keys=False, allow_unicode=True, width=110
+    )
 
 
 def read_composed(file: Path, *, to_look: bool = False) -> Composed:
@@ -416,7 +420,11 @@ def _hydra_compose(
 
 
 def _quoted(word: _Word) -> str:
-    """The value in the quotes that both the shell and Hydra need."""
+    """The value in the quotes that both the shell and Hydra need; of a list each item in its own."""
+    value = word.value.strip()
+    if value.startswith("[") and value.endswith("]"):
+        items = [item.strip().strip("'\"") for item in value[1:-1].split(",")]
+        return '"[' + ",".join("'" + item.replace("'", "\\'") + "'" for item in items) + ']"'
     return "\"'" + word.value.replace("'", "\\'") + "'\""
 
 

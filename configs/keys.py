@@ -27,7 +27,7 @@ RLDS_DIR = CONFIG_DIR / "rlds"
 PRIMARY = "run"
 """The top of every composition: `run.yaml` in the family's folder."""
 
-_NO_GROUPS = frozenset({"paper", "sane", "embedded", "sweep", "rlds"})
+_NO_GROUPS = frozenset({"paper", "sane", "embedded", "sweep", "graph", "rlds"})
 """Folders of YAML files that nobody chooses by `group=option`."""
 
 

@@ -1,6 +1,7 @@
 """One attempt at a run: the lock, the tracker, and a final state whatever happens. The work itself is a subclass's.
 
-Order matters: the folder is locked before anything is written into it.
+Order matters: the folder is locked before anything is written into it, and a run that a launcher was to work on is
+taken from it if a person goes on with it here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
-from racelab.experiments.errors import RacelabError
+from racelab.experiments.errors import FencedError, RacelabError
 from racelab.experiments.methods.registry import Method
 from racelab.experiments.run import LoopParts, Progress, restore
 from racelab.experiments.runfolder import RunFolder
@@ -74,10 +75,11 @@ class Attempt(ABC):
         """Takes the lock, works, and leaves the folder in a final state whatever happens.
 
         Raises:
+            FencedError: another attempt has the run; the folder is left to it as it is.
             RacelabError: the run failed; the folder says so.
         """
         started = time.monotonic()
-        with self.folder.lock():
+        with self.folder.lock() as lock, lock.by_hand():
             checkpoint = self.store.load_latest() if self.store.steps() else None
             cut = checkpoint.state["tracker"] if checkpoint is not None else None
             attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint), cut=cut)
@@ -87,6 +89,8 @@ class Attempt(ABC):
                 status, reason, step = self._work(tracker, checkpoint)
                 self.folder.update(steps=step)
                 tracker.close(status, reason)
+            except FencedError:
+                raise  # how this attempt ended is not the run's end
             except BaseException as error:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 self._close_quietly(tracker, "interrupted" if interrupted else "failed", error)

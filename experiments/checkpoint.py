@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from racelab.experiments import fence
 from racelab.experiments.errors import CheckpointError, RunFolderError
-from racelab.experiments.fsio import explain, now_iso, write_json_atomic
+from racelab.experiments.fsio import explain, now_iso, remove_tree, rename, unique, write_json_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -111,11 +112,13 @@ class CheckpointStore:
         Raises:
             CheckpointError: not enough space, or the state has no JSON form. The checkpoints there before are
                 intact and nothing half-written is left.
+            FencedError: this process was replaced; no checkpoint has been put in place or removed.
         """
+        fence.check(self.folder)  # now, rather than after minutes of writing
         body = _state_bytes(state)
         header, ordered = _header(tensors)
         need = len(header) + sum(t.numel() * t.element_size() for _, t in ordered) + len(body)
-        temporary = self.folder / f".tmp-{self.path(step).name}-{os.getpid()}"
+        temporary = self.folder / f".tmp-{self.path(step).name}-{unique()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._recover()
@@ -242,21 +245,21 @@ class CheckpointStore:
     def _put_in_place(self, temporary: Path, target: Path) -> None:
         old = self.folder / f".old-{target.name}"
         if target.exists():
-            os.replace(target, old)
-        os.replace(temporary, target)
+            rename(target, old)
+        rename(temporary, target)
         _fsync_folder(self.folder)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
 
     def _recover(self) -> None:
         """Tidies what a killed process left: parts go, a step caught while replaced gets its name back."""
         for path in self.folder.glob(".tmp-step-*"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         for path in self.folder.glob(".old-step-*"):
             target = self.folder / path.name.removeprefix(".old-")
             if target.exists():
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
             else:
-                os.replace(path, target)
+                rename(path, target)
 
     def _prune(self, newest: int) -> None:
         """Keeps the last `keep_last` up to `newest`, the best of all, and the pinned ones.
@@ -272,8 +275,8 @@ class CheckpointStore:
                 # renamed first: a half-removed folder must not look like a checkpoint
                 doomed = self.folder / f".tmp-{self.path(step).name}-gone"
                 with contextlib.suppress(OSError):
-                    os.replace(self.path(step), doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                    rename(self.path(step), doomed)
+                remove_tree(doomed)
 
 
 def _real(score: float | None) -> float | None:

@@ -9,6 +9,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +58,24 @@ def redact_command(line: str) -> str:
         return shlex.join(redact(word) for word in shlex.split(line))
     except ValueError:  # not a shell's line: better too much taken away than too little
         return redact(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What `env/` of a run folder holds; looked up once for all cells of a sweep, since git takes its time.
+
+    Attributes:
+        environment: see `snapshot`.
+        diff: see `git_diff`.
+    """
+
+    environment: Mapping[str, Any]
+    diff: str
+
+
+def surroundings(folder: Path) -> Surroundings:
+    """Of a run that is started in `folder` now."""
+    return Surroundings(snapshot(folder), git_diff(folder))
 
 
 def snapshot(folder: Path) -> dict[str, Any]:

@@ -33,6 +33,15 @@ class RunFolderError(RacelabError):
     exit_code = 2
 
 
+class FencedError(RacelabError):
+    """This process was replaced by another that works on the run; it may write nothing more (see `fence.py`).
+
+    No RunFolderError: what makes do with a folder that cannot be written must not make do with this.
+    """
+
+    exit_code = 1
+
+
 class CheckpointError(RacelabError):
     """A checkpoint that cannot be written (no space) or read (checksum, other config)."""
 

@@ -1,4 +1,8 @@
-"""Small files that are never half-written, and locks between processes."""
+"""Small files that are never half-written nor written by a replaced process, and locks between processes.
+
+All changes of a run folder but the spool's appends go through `write_text_atomic`, `rename` and `remove_tree`, which
+ask the fence immediately before they change anything: who writes through them cannot forget to (see `fence.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ import errno
 import fcntl
 import json
 import os
-import threading
+import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from racelab.experiments.errors import RunFolderError
+from racelab.experiments import fence
+from racelab.experiments.errors import FencedError, RunFolderError
 
 
 def now_iso() -> str:
@@ -27,18 +33,53 @@ def write_text_atomic(path: Path, text: str) -> None:
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written; `path` is then as it was before.
+        FencedError: this process was replaced; `path` is as it was before.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    fence.check(path)
+    temporary = path.with_name(f".{path.name}.{unique()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as handle:
             handle.write(text)
             handle.flush()
             os.fsync(handle.fileno())
-        os.replace(temporary, path)
+        rename(temporary, path)  # asks the fence again: the disk may have taken its time
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        _unlink(temporary)
         raise RunFolderError(f"cannot write {path}: {explain(error)}") from error
+    except FencedError:
+        _unlink(temporary)
+        raise
+
+
+def _unlink(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.unlink()
+
+
+def unique() -> str:
+    """A part of a temporary file's name that no other process has, nor one with the same pid on another host."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def rename(source: Path, target: Path) -> None:
+    """`os.replace`, unless this process was replaced.
+
+    Raises:
+        FencedError: it was; nothing has changed.
+        OSError: as `os.replace`.
+    """
+    fence.check(target)
+    os.replace(source, target)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder as far as that is possible, unless this process was replaced.
+
+    Raises:
+        FencedError: it was; nothing has changed.
+    """
+    fence.check(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json_atomic(path: Path, value: object) -> None:

@@ -11,12 +11,11 @@ Inside `<root>/<run id>/`:
 - `spool/<n>.jsonl`: the record of attempt n (the truth; see `tracking/spool.py`)
 - `tables/`: parquet tables with JSON twins; `manifest.json` beside the folder
 - `checkpoints/`: see `checkpoint.py`
-- `lock`, `heartbeat`: held and touched while an attempt lives
+- `lock`, `heartbeat`: held and touched while an attempt lives; `fence`: which attempt may write (see `fence.py`)
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -24,7 +23,6 @@ import re
 import secrets
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from racelab.experiments.environment import git_diff, redact, redact_command, snapshot
+from racelab.experiments import fence
+from racelab.experiments.environment import Surroundings, redact, redact_command, surroundings
 from racelab.experiments.errors import RunFolderError
 from racelab.experiments.fsio import (
     explain,
@@ -40,13 +39,15 @@ from racelab.experiments.fsio import (
     is_locked,
     now_iso,
     read_json,
-    try_flock,
     write_json_atomic,
     write_text_atomic,
 )
+from racelab.experiments.runlock import HEARTBEAT_S, STALE_S, RunLock
 
 __all__ = [
+    "HEARTBEAT_S",
     "SCHEMA",
+    "STALE_S",
     "RunExistsError",
     "RunFolder",
     "RunLock",
@@ -58,15 +59,10 @@ __all__ = [
 
 SCHEMA: Final = 1
 """Version of the folder's layout; `open` refuses any other."""
-HEARTBEAT_S: Final = 10.0
-"""Seconds between two touches of the heartbeat file."""
-STALE_S: Final = 120.0
-"""A heartbeat older than this many seconds means that nobody works on the run any more."""
 
 Status = Literal["queued", "running", "finished", "failed", "interrupted", "stale"]
 _STORED: Final = frozenset({"queued", "running", "finished", "failed", "interrupted"})
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@,-]{0,119}")
-_LOCK_WAIT_S: Final = 0.5  # `status` probes the lock for an instant; an attempt must not fail because of it
 
 
 class RunExistsError(RunFolderError):
@@ -135,6 +131,7 @@ class RunFolder:
         run_id: str | None = None,
         suffix: Callable[[], str] = _random_suffix,
         clock: Callable[[], datetime] | None = None,
+        around: Surroundings | None = None,
     ) -> RunFolder:
         """Makes the folder of a new run, status `queued`.
 
@@ -150,6 +147,7 @@ class RunFolder:
             run_id: the id, for a run that must always have the same one; None: made from time and suffix.
             suffix: gives the part of the run id that tells runs of one second apart.
             clock: the time of creation (UTC); now by default.
+            around: what the run is started in; looked up by default.
 
         Raises:
             RunExistsError: `run_id` is taken.
@@ -174,10 +172,10 @@ class RunFolder:
                 (run.path / folder).mkdir()
             write_text_atomic(run.path / "config" / "composed.yaml", redact(composed_yaml))
             write_json_atomic(run.path / "config" / "overrides.json", [redact(word) for word in overrides])
-            write_json_atomic(run.path / "env" / "environment.json", snapshot(Path.cwd()))
-            diff = git_diff(Path.cwd())
-            if diff:
-                write_text_atomic(run.path / "env" / "git.diff", diff)
+            around = around or surroundings(Path.cwd())
+            write_json_atomic(run.path / "env" / "environment.json", dict(around.environment))
+            if around.diff:
+                write_text_atomic(run.path / "env" / "git.diff", around.diff)
             return run if run_id is None else run._named(base)
         except OSError as error:
             shutil.rmtree(run.path, ignore_errors=True)
@@ -264,7 +262,10 @@ class RunFolder:
         return record
 
     def attempts(self) -> list[dict[str, Any]]:
-        """`attempts.json`, oldest first: {attempt, from_step, started, pid, host, slurm_job_id, cut}.
+        """`attempts.json`, oldest first.
+
+        Each is {attempt, from_step, started, pid, host, slurm_job_id, cut}; since runs have fences also slurm_restart,
+        node and launch (the launch's uid), which are None for an attempt that no launcher started.
 
         Raises:
             RunFolderError: the file is missing or damaged.
@@ -288,15 +289,19 @@ class RunFolder:
             write_json_atomic(self.path / "run.json", self.info() | fields)
 
     def lock(self) -> RunLock:
-        """Takes the run for this process until the lock is released or the process ends.
+        """Takes the run for this process until the lock is released or the process ends (see `RunLock`).
 
         Raises:
             RunFolderError: another process has it; the message names its pid and host.
+            FencedError: this process was replaced.
         """
         return RunLock(self)
 
     def begin_attempt(self, from_step: int = 0, cut: Mapping[str, int] | None = None) -> int:
         """Registers a new attempt, to be called with the lock held; returns its number, from 1.
+
+        The number is claimed by making a folder, so no two attempts ever share a spool file, not even where hosts do
+        not see each other's locks. A number whose process died right then is left out.
 
         Args:
             from_step: last step that the restored checkpoint holds; what earlier attempts wrote for later
@@ -305,19 +310,42 @@ class RunFolder:
                 offset is superseded too, even for the same step (a view after the last step, say).
         """
         entries = self.attempts()
-        number = 1 + max((int(entry["attempt"]) for entry in entries), default=0)
-        try:
-            (self.path / "attempts" / str(number)).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"cannot begin attempt {number} of {self.path}: {explain(error)}") from error
+        number = self._claim(1 + max((int(entry["attempt"]) for entry in entries), default=0))
         entry = {
             "attempt": number, "from_step": from_step, "started": now_iso(), "pid": os.getpid(),
-            "host": socket.gethostname(), "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+            "host": socket.gethostname(), **self._job(),
             "cut": {"attempt": cut["attempt"], "offset": cut["offset"]} if cut else None,
         }  # fmt: skip
         write_json_atomic(self.path / "attempts.json", [*entries, entry])
         self.update(status="running", reason="")
         return number
+
+    def _claim(self, number: int) -> int:
+        """The first number from `number` on whose folder nobody has made; makes it."""
+        while True:
+            fence.check(self.path)
+            try:
+                (self.path / "attempts" / str(number)).mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                raise RunFolderError(
+                    f"cannot begin attempt {number} of {self.path}: {explain(error)}"
+                ) from error
+            else:
+                return number
+
+    def _job(self) -> dict[str, Any]:
+        """What an attempt's entry says of its job.
+
+        Who types a command in an `salloc` shell is in a job too, but that job was not started for this run.
+        """
+        mine = fence.read(self.path) if fence.held(self.path) else None
+        if mine is None or mine.by_hand:
+            here = os.environ.get("SLURM_JOB_ID")
+            return {"slurm_job_id": here, "slurm_restart": None, "node": None, "launch": None}
+        launch = self.info().get("launch")
+        return _slurm_facts(mine) | {"launch": launch["uid"] if launch else None}
 
     def status(self) -> Status:
         """The stored status, or `stale` for a run that says it is running though nobody works on it."""
@@ -340,7 +368,7 @@ class RunFolder:
         return holder.get("host") != socket.gethostname() or is_locked(self.path / "lock")
 
     def holder(self) -> dict[str, Any] | None:
-        """{pid, host, since} of the process that last took the lock; None if nobody ever did or it let go."""
+        """{pid, host, since, fence} of the process that last took the lock; None if nobody did or it let go."""
         try:
             holder = json.loads((self.path / "lock").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -355,54 +383,15 @@ class RunFolder:
             return None
 
 
-class RunLock:
-    """The exclusive right to work in a run folder, with a thread that touches the heartbeat.
-
-    A context manager. The lock is a `flock`: it goes away with the process, however that ends.
-    """
-
-    def __init__(self, run: RunFolder) -> None:
-        """Takes the lock at once. Raises RunFolderError if another process has it."""
-        self.run = run
-        path = run.path / "lock"
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise RunFolderError(f"cannot lock {run.path}: {explain(error)}") from error
-        if not try_flock(self._fd, _LOCK_WAIT_S):
-            os.close(self._fd)
-            holder = run.holder() or {}
-            pid, host = holder.get("pid", "?"), holder.get("host", "?")
-            raise RunFolderError(
-                f"run {run.run_id} is in use by pid {pid} on host {host}; wait for it, or stop it there with "
-                f"`kill {pid}`"
-            )
-        body = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now_iso()})
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, body.encode(), 0)
-        (run.path / "heartbeat").touch()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="racelab-heartbeat", daemon=True)
-        self._thread.start()
-
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S):
-            with contextlib.suppress(OSError):  # a full disk must not kill the thread; utime needs no space
-                os.utime(self.run.path / "heartbeat")
-
-    def release(self) -> None:
-        """Lets go; a second call does nothing."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        self._thread.join()
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
-
-    def __enter__(self) -> RunLock:
-        """Itself; the lock is already taken."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Releases."""
-        self.release()
+def _slurm_facts(mine: fence.Fence) -> dict[str, Any]:
+    """Job, restart and node of this process: as its fence has them, else as Slurm says here."""
+    present = os.environ
+    array, index = present.get("SLURM_ARRAY_JOB_ID"), present.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{index}" if array and index else present.get("SLURM_JOB_ID")
+    again = present.get("SLURM_RESTART_COUNT", "0")  # Slurm sets it only if there was a restart
+    restart = int(again) if job and again.isdecimal() else None
+    return {
+        "slurm_job_id": mine.job_id or job,
+        "slurm_restart": restart if mine.restart is None else mine.restart,
+        "node": mine.node or present.get("SLURMD_NODENAME"),
+    }

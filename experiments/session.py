@@ -10,6 +10,7 @@ from typing import Any
 from racelab.configs.schema import Config
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.attempt import Attempt, Outcome, Talk
+from racelab.experiments.environment import Surroundings
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.signals import StopRequest
 
@@ -26,8 +27,9 @@ def new_run(
     name: str = "",
     run_id: str | None = None,
     more: Mapping[str, object] = MappingProxyType({}),
+    around: Surroundings | None = None,
 ) -> RunFolder:
-    """The folder of a new run, `run.json` first; a cell of a sweep brings its name, id and further facts."""
+    """The folder of a new run, `run.json` first; a cell of a sweep brings name, id, surroundings and further facts."""
     name = name or config.run.name or f"{config.title}-s{config.run.seed}"
     info = {"kind": "train", **config.facts(), "command": command, "cwd": str(Path.cwd())}
     return RunFolder.create(
@@ -37,6 +39,7 @@ def new_run(
         overrides=overrides,
         info=info | dict(more),
         run_id=run_id,
+        around=around,
     )
 
 

@@ -7,13 +7,16 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from racelab.configs.compose import to_yaml
 from racelab.configs.schema_rlds import AnyConfig
+from racelab.experiments.environment import Surroundings, surroundings
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.sweeps.composing import compose_cells, last_words
@@ -24,6 +27,7 @@ _NO_RESULT: Final = ("tracking", "launcher", "checkpoint")
 _NO_RESULT_KEYS: Final = ("name", "root")
 """Keys of `run` that do not either."""
 _LABEL_LENGTH: Final = 60
+_WRITERS: Final = 16
 _HASH_LENGTH: Final = 10
 
 
@@ -158,8 +162,28 @@ def numbered(name: str, number: int) -> str:
     return name if number <= 1 else f"{name}-{number}"
 
 
-def open_cell(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
-    """The run folder of a cell; made, with status `queued`, if it is not there.
+def open_cells(
+    root: Path, cells: Sequence[tuple[Cell, str, Mapping[str, object]]], sweep: str
+) -> list[RunFolder]:
+    """`open_cell` for (cell, run id, further facts) each, several at a time: most of it is waiting for the disk."""
+    around = surroundings(Path.cwd())
+    code_state()  # once, before the threads ask for it
+    with ThreadPoolExecutor(_WRITERS, thread_name_prefix="racelab-cells") as pool:
+        made = [
+            pool.submit(open_cell, root, cell, run_id, sweep, more, around) for cell, run_id, more in cells
+        ]
+        return [one.result() for one in made]
+
+
+def open_cell(
+    root: Path,
+    cell: Cell,
+    run_id: str,
+    sweep: str,
+    more: Mapping[str, object] = MappingProxyType({}),
+    around: Surroundings | None = None,
+) -> RunFolder:
+    """The run folder of a cell; made, with status `queued` and the facts in `more`, if it is not there.
 
     Raises:
         RunFolderError: nothing can be written there, or what is there is damaged.
@@ -167,11 +191,18 @@ def open_cell(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
     path = root / run_id
     if not path.exists():
         with contextlib.suppress(RunExistsError):  # another sweep was quicker
-            return _create(root, cell, run_id, sweep)
+            return _create(root, cell, run_id, sweep, more, around)
     return RunFolder.open(path)
 
 
-def _create(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
+def _create(
+    root: Path,
+    cell: Cell,
+    run_id: str,
+    sweep: str,
+    more: Mapping[str, object],
+    around: Surroundings | None,
+) -> RunFolder:
     from racelab.experiments.session import new_run
 
     return new_run(
@@ -182,5 +213,6 @@ def _create(root: Path, cell: Cell, run_id: str, sweep: str) -> RunFolder:
         command=shlex.join(["racelab", "train", *cell.overrides]),
         name=cell.config.run.name or f"{slug(cell.label)}-s{cell.seed}",
         run_id=run_id,
-        more={"sweep": sweep, "label": cell.label, "code": code_state()},
+        more={"sweep": sweep, "label": cell.label, "code": code_state(), **more},
+        around=around,
     )

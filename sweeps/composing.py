@@ -5,6 +5,7 @@ more to read each distinct word; the rest is putting values into a checked confi
 put in by hand only where that cannot differ from composing:
 
 - its key holds a value (no group, no block of keys), and stands in the composed config;
+- its value has been read by Hydra, or is a plain number;
 - no YAML file refers to the key (`${...}`), so nothing else follows it.
 
 Any doubt, and every error, goes to `compose`, whose messages are the ones to read.
@@ -27,6 +28,8 @@ from racelab.experiments.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 _DOTTED = re.compile(r"\.*[A-Za-z_][\w.]*")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})\.[0-9]{1,18}(e-?[0-9]{1,2})?")
 _MISSING = object()
 
 
@@ -106,9 +109,14 @@ class _Composer:
             return
         waiting: dict[str, dict[str, None]] = {}
         for word in words:
-            block = _block(base, word.partition("=")[0])
-            if block is not None and (block, word) not in self.values:
-                waiting.setdefault(word.partition("=")[0], {})[word] = None
+            key, _, value = word.partition("=")
+            block = _block(base, key)
+            if block is None or (block, word) in self.values:
+                continue
+            if (number := _number(value)) is not None:
+                self.values[block, word] = number
+            else:
+                waiting.setdefault(key, {})[word] = None
         while waiting:
             batch = [next(iter(found)) for found in waiting.values()]
             self._read(fixed, batch)
@@ -166,6 +174,13 @@ class _Composer:
             return type(base).model_validate(raw)
         except ValidationError:
             return None
+
+
+def _number(value: str) -> int | float | None:
+    """A number that Hydra's grammar, too, cannot read but as this one; None for every other text."""
+    if _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if _DECIMAL.fullmatch(value) else None
 
 
 def _block(config: AnyConfig, key: str) -> type | None:

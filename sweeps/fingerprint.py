@@ -11,7 +11,10 @@ from typing import Any, Final
 from racelab.configs.keys import CONFIG_DIR
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.environment import git_diff, git_state
+from racelab.experiments.fsio import read_json
 
+COPY_FACTS: Final = "code.json"
+"""File beside a copy of the package: the `code_state` of what was copied."""
 _PATH_KEYS: Final = (
     "data.path",
     "model.source",
@@ -78,9 +81,14 @@ def _sha256(path: Path, size: int, mtime_ns: int) -> str:
 def code_state() -> dict[str, str | None]:
     """The racelab that runs now: its version, and the commit and a hash of the changes of its own repository.
 
-    An installed package has no repository: the one that happens to hold its environment is another's.
+    An installed package has no repository: the one that happens to hold its environment is another's. A copy that was
+    made for jobs says of what in the file beside it.
     """
     root = CONFIG_DIR.resolve()
+    copied = root.parent.parent / COPY_FACTS
+    if copied.is_file():
+        facts: dict[str, str | None] = read_json(copied)
+        return facts
     git = None if {"site-packages", "dist-packages"} & set(root.parts) else git_state(root)
     diff = git_diff(root) if git is not None else ""
     return {

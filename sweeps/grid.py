@@ -22,18 +22,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 
 from racelab.configs.keys import leaf_keys, section_keys
-from racelab.configs.suggest import did_you_mean, near, near_keys
-from racelab.experiments.errors import ConfigError
-from racelab.experiments.fsio import explain
+from racelab.configs.suggest import did_you_mean, near_keys
 from racelab.sweeps.cells import Spec, slug
 from racelab.sweeps.composing import options
-from racelab.sweeps.literals import as_word, literal, loader
-
-if TYPE_CHECKING:
-    import yaml
+from racelab.sweeps.keyfile import KeyFile
+from racelab.sweeps.literals import as_word, literal
 
 _KEYS: Final = ("name", "base", "axes", "seeds", "exclude", "include")
 _INCLUDE_KEYS: Final = ("label", "overrides")
@@ -69,7 +65,7 @@ def read_grid(
     Raises:
         ConfigError: the file cannot be read, or one line per mistake.
     """
-    reader = _Reader(file, config_dirs)
+    reader = _Reader(file, "grid", _KEYS, config_dirs)
     content = reader.content()
     axes = reader.axes(content)
     reader.refuse_axis_words(axes, more)
@@ -107,77 +103,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @dataclass
-class _Reader:
-    """Reads the parts of one file; knows the line of each key for the messages."""
+class _Reader(KeyFile):
+    """Reads the parts of a grid file."""
 
-    file: Path
     config_dirs: Sequence[Path]
-
-    def content(self) -> dict[str, Any]:
-        """The file's top mapping, with known keys only, none twice."""
-        import yaml
-
-        try:
-            text = self.file.read_text(encoding="utf-8")
-            self._root = yaml.compose(text, Loader=loader())
-            content = yaml.load(text, Loader=loader())
-        except OSError as error:
-            raise ConfigError(f"{self.file}: cannot be read ({explain(error)})") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self.file}: not UTF-8 text; save it as UTF-8 YAML") from error
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f":{mark.line + 1}" if mark is not None else ""
-            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-            raise ConfigError(f"{self.file}{line}: not valid YAML ({problem}); mend that line") from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"{self.file}: holds no keys; a grid has {', '.join(_KEYS)}")
-        self._lines: dict[str, int] = {}
-        self._note_lines(self._root, "")
-        for key in content:
-            if key not in _KEYS:
-                hint = did_you_mean(near(str(key), _KEYS))
-                self.fail(f"no such key{hint} (known: {', '.join(_KEYS)})", str(key))
-        return {str(key): value for key, value in content.items()}
-
-    def _note_lines(self, node: yaml.Node | None, prefix: str) -> None:
-        """The line of every key of nested mappings, by its path; a key that stands twice is an error."""
-        import yaml
-
-        if isinstance(node, yaml.SequenceNode):
-            pairs = [(str(index), item, item) for index, item in enumerate(node.value)]
-        elif isinstance(node, yaml.MappingNode):
-            pairs = [(str(key.value), key, value) for key, value in node.value]
-        else:
-            return
-        for name, at, value in pairs:
-            path = f"{prefix}/{name}" if prefix else name
-            if path in self._lines:
-                first, self._lines[path] = self._lines[path], at.start_mark.line + 1
-                self.fail(f"stands twice, first in line {first}; remove one", path)
-            self._lines[path] = at.start_mark.line + 1
-            self._note_lines(value, path)
-
-    def fail(self, message: str, path: str) -> NoReturn:
-        """Raises ConfigError with file, line and key."""
-        line = self._lines.get(path)
-        raise ConfigError(f"{self.file}{f':{line}' if line else ''}: {path.replace('/', ': ')}: {message}")
-
-    def name(self, content: Mapping[str, Any]) -> str:
-        """The sweep's name."""
-        name = content.get("name")
-        if name is None:
-            self.fail("is missing; a sweep needs a name", "name")
-        if not isinstance(name, str) or slug(name) != name:
-            self.fail(f"{name!r} is no name; take letters, digits and . _ = + @ , -", "name")
-        return name
-
-    def words(self, value: Any, path: str) -> tuple[str, ...]:
-        """A list of `key=value` words."""
-        found = [] if value is None else value
-        if not isinstance(found, list) or not all(isinstance(word, str) and "=" in word for word in found):
-            self.fail("must be a list of overrides, as [preset=paper, learner.lr=1.0e-6]", path)
-        return tuple(found)
 
     def axes(self, content: Mapping[str, Any]) -> dict[str, list[Level]]:
         """Axis -> its levels."""
@@ -279,8 +208,5 @@ class _Reader:
             path = f"include/{index}"
             if not isinstance(entry, dict) or not isinstance(entry.get("label"), str):
                 self.fail("needs a label and overrides", path)
-            for key in entry:
-                if key not in _INCLUDE_KEYS:
-                    hint = did_you_mean(near(str(key), _INCLUDE_KEYS))
-                    self.fail(f"no such key{hint} (known: label, overrides)", f"{path}/{key}")
+            self.refuse_unknown(entry, _INCLUDE_KEYS, path)
             yield slug(entry["label"]), self.words(entry.get("overrides"), f"{path}/overrides")

@@ -57,6 +57,11 @@ class CellState:
     tail: SpoolTail | None = None
 
     @property
+    def label(self) -> str:
+        """Of the cell."""
+        return self.cell.label
+
+    @property
     def log(self) -> Path:
         """What the child printed."""
         return self.folder.path / "attempts" / "cell.log"

@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from racelab.configs.schema import TrackingConfig
 from racelab.experiments.errors import DataError, RunFolderError
-from racelab.experiments.fsio import explain, is_locked, read_json
+from racelab.experiments.fsio import explain, read_json
 from racelab.experiments.runfolder import RunFolder, RunLock
 from racelab.experiments.tracking.spool import read_lines, spool_files, whole_lines
 from racelab.experiments.tracking.tracker import SpoolTracker
@@ -169,13 +169,34 @@ def means(rows: Iterable[Row]) -> dict[str, float]:
     return result
 
 
-_ENDED: Final = frozenset({"finished", "failed", "interrupted"})
+ENDED: Final = frozenset({"finished", "failed", "interrupted"})
+"""Statuses of a cell that nobody works on any more."""
 
 
-def state_row(state: CellState) -> Row:
+class Standing(Protocol):
+    """How a cell stands, as far as the record asks."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """Its run."""
+
+    @property
+    def label(self) -> str:
+        """What the cells of several seeds have in common."""
+
+    @property
+    def status(self) -> str:
+        """One of `ENDED`, or another while it is not over."""
+
+    @property
+    def reason(self) -> str:
+        """Why it did not finish; "" if unknown."""
+
+
+def state_row(state: Standing) -> Row:
     """The row of a cell as this sweep saw it end."""
-    status = state.status if state.status in _ENDED else state.folder.status()
-    row = cell_row(state.folder, state.cell.label, status)
+    status = state.status if state.status in ENDED else state.folder.status()
+    row = cell_row(state.folder, state.label, status)
     return {**row, "reason": state.reason or row["reason"]}
 
 
@@ -186,7 +207,11 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: RunFolder, tracking: TrackingConfig, states: Sequence[CellState], watch: Watch
+        self,
+        folder: RunFolder,
+        tracking: TrackingConfig,
+        states: Sequence[Standing],
+        watch: Watch | None = None,
     ) -> None:
         """Keeps the parts; nothing is opened yet."""
         self.folder, self.tracking, self.states, self.watch = folder, tracking, states, watch
@@ -194,35 +219,38 @@ class Recorder:
         self._tracker: SpoolTracker | None = None
         self._rows: dict[str, Row] = {}
 
-    def open(self) -> None:
-        """Begins an attempt, unless it has begun or another process holds the sweep.
+    def open(self) -> bool:
+        """Begins an attempt, unless it has begun or another process holds the sweep; whether it is this one's.
 
         It supersedes the attempts before: every cell has one row in the newest.
         """
         if self._tracker is not None:
-            return
+            return True
         try:
             self._lock = self.folder.lock()
         except RunFolderError:
-            if not is_locked(self.folder.path / "lock"):
+            if not self.folder.is_held():
                 raise  # nobody has it: the folder cannot be written
-            return
+            return False
         t = self.tracking
         attempt = self.folder.begin_attempt(from_step=-1 if self.folder.attempts() else 0)
         self._tracker = SpoolTracker(
             self.folder, attempt, ship=t.mlflow, uri=t.uri or None, experiment=t.experiment, wait_s=t.wait_s
         )
-        self._add([state for state in self.states if state.status in _ENDED])
+        self._add([state for state in self.states if state.status in ENDED])
+        return True
 
     def changed(self, state: CellState) -> None:
         """Records a cell that has ended."""
-        self.watch.changed(state)
-        if self._tracker is not None and state.status in _ENDED:
+        if self.watch is not None:
+            self.watch.changed(state)
+        if self._tracker is not None and state.status in ENDED:
             self._add([state])
 
     def tick(self, states: Sequence[CellState]) -> None:
         """Hands on."""
-        self.watch.tick(states)
+        if self.watch is not None:
+            self.watch.tick(states)
 
     def close(self, status: str, reason: str) -> None:
         """Records the cells that did not end, and ends the attempt."""
@@ -230,10 +258,10 @@ class Recorder:
             return
         with self._lock:
             self._add([state for state in self.states if state.folder.run_id not in self._rows])
-            self.folder.update(steps=sum(state.status in _ENDED for state in self.states))
+            self.folder.update(steps=sum(state.status in ENDED for state in self.states))
             self._tracker.close(status, reason)
 
-    def _add(self, states: Sequence[CellState]) -> None:
+    def _add(self, states: Sequence[Standing]) -> None:
         """The rows of some cells, and the means with them; the step is the number of cells that have ended."""
         assert self._tracker is not None
         if not states:
@@ -243,6 +271,6 @@ class Recorder:
         statuses = [state.status for state in self.states]
         counts = {f"cells/{name}": float(statuses.count(name)) for name in ("finished", "failed")}
         labels = {row["label"] for row in rows}
-        step = sum(status in _ENDED for status in statuses)
+        step = sum(status in ENDED for status in statuses)
         metrics = counts | means(row for row in self._rows.values() if row["label"] in labels)
         self._tracker.record(StepRecord(step, metrics, {"cells": [{"step": step, **row} for row in rows]}))

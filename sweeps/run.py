@@ -188,17 +188,15 @@ def run_sweep(plan: Plan, jobs: int, resume: bool, view: View, stop: StopRequest
     """
     if resume:
         refuse_new(plan)
-    folder = _open_sweep(plan)
+    folder = open_sweep(plan)
     if len(plan.cells) > _MANY:
         view.note(f"making the folders of {len(plan.cells):,} cells")
     states = [
         _state(plan.root, cell, run_id, folder.run_id)
         for cell, run_id in zip(plan.cells, plan.run_ids, strict=True)
     ]
-    reused = _reused(states, folder)
-    if reused != folder.info().get("reused_cells", []):
-        folder.update(reused_cells=reused)
-    for line in _other_code(states):
+    note_reused(folder, [state.folder for state in states])
+    for line in other_code([state.folder for state in states if state.skipped]):
         view.note(line)
     recorder = Recorder(folder, plan.cells[0].config.tracking, states, view)
     all_there = all(state.skipped for state in states)
@@ -234,11 +232,17 @@ def _end(states: Sequence[CellState], stop: StopRequest) -> tuple[str, int]:
     return ("interrupted", stop.exit_code) if stop.signum else ("failed", 1)
 
 
-def _reused(states: Sequence[CellState], sweep: RunFolder) -> list[str]:
-    """The cells that another sweep made, or this one before its folder was removed; in MLflow they are its children."""
-    made = sweep.info()["started"]
-    facts = {state.folder.run_id: state.folder.info() for state in states}
-    return [run_id for run_id, f in facts.items() if f.get("sweep") != sweep.run_id or f["started"] < made]
+def note_reused(sweep: RunFolder, cells: Sequence[RunFolder]) -> None:
+    """Writes down which cells another sweep made, or this one before its folder was removed: in MLflow its children."""
+    info = sweep.info()
+    facts = {cell.run_id: cell.info() for cell in cells}
+    reused = [
+        run_id
+        for run_id, f in facts.items()
+        if f.get("sweep") != sweep.run_id or f["started"] < info["started"]
+    ]
+    if reused != info.get("reused_cells", []):
+        sweep.update(reused_cells=reused)
 
 
 def _was_started(path: Path) -> bool:
@@ -253,8 +257,8 @@ def _state(root: Path, cell: Cell, run_id: str, sweep: str) -> CellState:
     )
 
 
-def _open_sweep(plan: Plan) -> RunFolder:
-    """The sweep's folder; made if it is not there."""
+def open_sweep(plan: Plan) -> RunFolder:
+    """The sweep's folder; made, with status `queued`, if it is not there."""
     import yaml
 
     path = plan.root / plan.run_id
@@ -297,14 +301,14 @@ def _common(facts: Sequence[Mapping[str, object]], name: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _other_code(states: Sequence[CellState]) -> list[str]:
+def other_code(finished: Sequence[RunFolder]) -> list[str]:
     """One line if finished cells were made by another racelab than the present one."""
     now = code_state()
     made: dict[str, list[str]] = {}
-    for state in states:
-        code = state.folder.info().get("code") if state.skipped else None
+    for cell in finished:
+        code = cell.info().get("code")
         if isinstance(code, dict) and code != now:
-            made.setdefault(code_name(code), []).append(state.folder.run_id)
+            made.setdefault(code_name(code), []).append(cell.run_id)
     if not made:
         return []
     which = "; ".join(

@@ -37,6 +37,12 @@ for _name in (
     "OPENAI_API_KEY",
     "OPENAI_BASE_URL",
     "FORCE_COLOR",
+    "RACELAB_FENCE",
+    "RACELAB_FENCE_RUN",
+    "RACELAB_FENCE_WAIT",
+    "RACELAB_SHIP",
+    "RACELAB_LAUNCH_DEPTH",
+    "RACELAB_PARENT_PID",
 ):
     os.environ.pop(_name, None)
 

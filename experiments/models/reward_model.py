@@ -182,8 +182,10 @@ def write_head(folder: Path, weights: FloatArray, facts: dict[str, object]) -> N
     import torch
     from safetensors.torch import save_file
 
+    from racelab.experiments import fence
     from racelab.experiments.fsio import write_json_atomic
 
+    fence.check(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensor = torch.from_numpy(np.asarray(weights, dtype=np.float32).reshape(1, -1).copy())
     save_file({"score.weight": tensor}, folder / WEIGHTS_FILE, metadata={"format": "pt"})

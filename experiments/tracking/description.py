@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +13,15 @@ from racelab.experiments.runfolder import RunFolder
 
 _TAGS: Final = ("kind", "paper", "method", "variant", "condition", "task", "seed", "schema", "config_sha256")
 
+_PLACE: Final = ("slurm_job_id", "node", "host")
+"""Keys of an attempt's entry."""
+
 
 def run_tags(run: RunFolder) -> dict[str, str]:
     """The `racelab.*` tags and the Markdown note of a run, from its folder."""
     info = run.info()
     tags = {f"racelab.{key}": str(info[key]) for key in _TAGS if info.get(key) not in (None, "")}
-    attempts = run.attempts()
-    tags["racelab.attempt"] = str(attempts[-1]["attempt"] if attempts else 0)
+    tags |= _attempt_tags(run.attempts())
     tags["racelab.path"] = str(run.path)
     if info.get("reused_cells"):
         tags["racelab.reused_cells"] = ", ".join(info["reused_cells"])
@@ -33,12 +35,34 @@ def run_tags(run: RunFolder) -> dict[str, str]:
     return tags
 
 
+def _attempt_tags(attempts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Which attempt the newest is, and where it ran; empty where only an earlier one had a job, to say no longer so."""
+    if not attempts:
+        return {"racelab.attempt": "0"}
+    newest = attempts[-1]
+    tags = {"racelab.attempt": str(newest["attempt"])}
+    for key in _PLACE:
+        if any(entry.get(key) for entry in attempts):
+            tags[f"racelab.{key}"] = str(newest.get(key) or "")
+    return tags
+
+
+def _place(attempts: Sequence[Mapping[str, Any]]) -> str:
+    """`job 12_4 on node3, attempt 2`; "" if the newest attempt is no job."""
+    newest = attempts[-1] if attempts else {}
+    if not newest.get("slurm_job_id"):
+        return ""
+    where = newest.get("node") or newest.get("host")
+    return f"job {newest['slurm_job_id']}{f' on {where}' if where else ''}, attempt {newest['attempt']}"
+
+
 def run_note(run: RunFolder) -> str:
     """What MLflow shows on top of the run's page (Markdown)."""
     info = run.info()
     words = _json_or(run.path / "config" / "overrides.json", [])
     command = info.get("command") or shlex.join(["racelab", "train", *words])
     facts = [f"- {key}: `{info[key]}`" for key in _TAGS if info.get(key) not in (None, "")]
+    place = _place(run.attempts())
     reused = ", ".join(f"`{cell}`" for cell in info.get("reused_cells") or ())
     if reused:
         facts.append(f"- cells of another sweep, whose children they are: {reused}")
@@ -47,6 +71,7 @@ def run_note(run: RunFolder) -> str:
         "",
         *facts,
         f"- folder: `{run.path}`",
+        *([f"- {place}"] if place else []),
         "",
         "Reproduce:",
         "",

@@ -5,6 +5,9 @@ delivered, or until the trainer is gone and the rest is delivered, or gives up a
 not answer. What is left is delivered by `sync`. The position in the spool is written after every delivered
 batch; a batch sent twice (killed between the two) adds nothing, since every point carries its first
 timestamp.
+
+The process inherits its trainer's fence. It asks before each call that changes the store, so the shipper of a replaced
+attempt delivers nothing more, does not close the MLflow run, and ends.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from racelab.experiments import fence
 from racelab.experiments.errors import DataError, RacelabError, RunFolderError, UnreachableError
 from racelab.experiments.fsio import file_lock, is_locked, now_iso, read_json, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
@@ -86,18 +90,28 @@ class Shipper:
 
         Raises:
             UnreachableError: the store does not answer.
+            FencedError: this process's trainer was replaced.
         """
         if self._store is not None:
             return
-        store = MlflowStore.open(self.uri)
+        self._store = MlflowStore.open(self.uri)
+        try:
+            self._introduce()
+        except BaseException:
+            self._store = None
+            raise
+        self.send_artifacts(("config", "env"))
+
+    def _introduce(self) -> None:
+        """What the store has to know of a run before its numbers."""
         info = self.run.info()
         experiment = str(info.get("tracking", {}).get("experiment") or "racelab")
         tags = run_tags(self.run)
         if info.get("sweep"):
-            tags["mlflow.parentRunId"] = self._parent(store, experiment, str(info["sweep"]))
+            tags["mlflow.parentRunId"] = self._parent(experiment, str(info["sweep"]))
         started = _started_ms(info)
         known = self._position["mlflow_run_id"]
-        mlflow_id = store.ensure_run(
+        mlflow_id = self._target().ensure_run(
             experiment, self.run.run_id, info["name"], started, tags, known, info.get("uid")
         )
         if mlflow_id != known:  # a new store, or one that has lost the run: all is to be sent (again)
@@ -106,18 +120,22 @@ class Shipper:
         if info.get("mlflow_run_id") != mlflow_id:
             self.run.update(mlflow_run_id=mlflow_id)
         if last_end(self.run) is None:
-            store.set_status(mlflow_id, "RUNNING")
-        self._send_params(store, mlflow_id)
-        store.log(mlflow_id, tags=tags)
-        self._store = store
-        self.send_artifacts(("config", "env"))
+            self._target().set_status(mlflow_id, "RUNNING")
+        self._send_params()
+        self._target().log(mlflow_id, tags=tags)
+
+    def _target(self) -> MlflowStore:
+        """The store, for one call that changes it. Raises FencedError if this process's trainer was replaced."""
+        assert self._store is not None
+        fence.check(self.run.path)
+        return self._store
 
     @property
     def mlflow_id(self) -> str:
         """Known after `connect`."""
         return str(self._position["mlflow_run_id"])
 
-    def _parent(self, store: MlflowStore, experiment: str, sweep: str) -> str:
+    def _parent(self, experiment: str, sweep: str) -> str:
         """The MLflow id of the run's sweep; made here if the sweep's own shipper was not first.
 
         A sweep whose folder is not beside the run has no shipper, so nobody but this would ever close it. Its uid
@@ -131,15 +149,16 @@ class Shipper:
             whole = RunFolder.open(folder)
             info = whole.info()
             name, tags, started, uid = info["name"], run_tags(whole), _started_ms(info), info.get("uid")
-        parent = store.ensure_run(experiment, sweep, name, started, tags, uid=uid)
+        parent = self._target().ensure_run(experiment, sweep, name, started, tags, uid=uid)
         if not known:
-            store.set_status(parent, "FINISHED")
+            self._target().set_status(parent, "FINISHED")
         return parent
 
-    def _send_params(self, store: MlflowStore, mlflow_id: str) -> None:
+    def _send_params(self) -> None:
         wanted = flatten(stored_config(self.run))
-        there = store.params(mlflow_id)
-        store.log(mlflow_id, params={key: value for key, value in wanted.items() if key not in there})
+        there = self._target().params(self.mlflow_id)
+        new = {key: value for key, value in wanted.items() if key not in there}
+        self._target().log(self.mlflow_id, params=new)
 
     def ship(self) -> int:
         """Delivers every whole record that is there now, but not the newest attempt's end record.
@@ -183,8 +202,7 @@ class Shipper:
     def _deliver(
         self, place: dict[str, int], points: list[Point], tags: dict[str, str], offset: int, count: int
     ) -> None:
-        assert self._store is not None
-        self._store.log(self.mlflow_id, points, tags=tags)
+        self._target().log(self.mlflow_id, points, tags=tags)
         place["offset"] = offset
         place["records"] += count
         self._save()
@@ -193,8 +211,7 @@ class Shipper:
     def heartbeat(self) -> None:
         """Tags the MLflow run with the present time."""
         self.connect()
-        assert self._store is not None
-        self._store.log(self.mlflow_id, tags={"racelab.heartbeat": now_iso()})
+        self._target().log(self.mlflow_id, tags={"racelab.heartbeat": now_iso()})
 
     def finish(self) -> None:
         """Delivers the newest attempt's end: artifacts, final status, and at last the end record itself."""
@@ -202,11 +219,10 @@ class Shipper:
         if end is None:
             return
         self.ship()
-        assert self._store is not None
         self.send_artifacts(("config", "env", "tables", "."))
         last = {"racelab.end_reason": end.get("reason") or end["status"], "racelab.heartbeat": now_iso()}
-        self._store.log(self.mlflow_id, tags=run_tags(self.run) | last)
-        self._store.set_status(self.mlflow_id, _FINAL[end["status"]], end["ts"])
+        self._target().log(self.mlflow_id, tags=run_tags(self.run) | last)
+        self._target().set_status(self.mlflow_id, _FINAL[end["status"]], end["ts"])
         place = self._place(end["attempt"])
         path = spool_files(self.run)[end["attempt"]]
         for _, after in read_lines(path, place["offset"]):
@@ -218,14 +234,12 @@ class Shipper:
     def mark_killed(self) -> None:
         """Closes the MLflow run of a trainer that died without a word."""
         self.connect()
-        assert self._store is not None
-        self._store.log(self.mlflow_id, tags={"racelab.end_reason": "killed"})
-        self._store.set_status(self.mlflow_id, "KILLED", int(time.time() * 1000))
+        self._target().log(self.mlflow_id, tags={"racelab.end_reason": "killed"})
+        self._target().set_status(self.mlflow_id, "KILLED", int(time.time() * 1000))
 
     def send_artifacts(self, folders: tuple[str, ...]) -> None:
         """Uploads the files that are new or have changed since they were last sent."""
         self.connect()
-        assert self._store is not None
         sent = self._position["artifacts"]
         for folder in folders:
             place = self.run.path / folder
@@ -238,7 +252,7 @@ class Shipper:
                 digest = file_sha256(file)
                 key = file.name if top else f"{folder}/{file.name}"
                 if sent.get(key) != digest:
-                    self._store.artifact(self.mlflow_id, file, None if top else folder)
+                    self._target().artifact(self.mlflow_id, file, None if top else folder)
                     sent[key] = digest
         self._save()
 
@@ -286,7 +300,7 @@ def sync(run: RunFolder) -> SyncReport:
         UnreachableError: the store does not answer. A stale run is closed in its folder all the same.
         DataError: a damaged spool line.
     """
-    closed = _close_stale(run)
+    closed = close_stale(run)
     if not spool_files(run):
         return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, 0)
     with contextlib.ExitStack() as stack:
@@ -311,8 +325,8 @@ def sync(run: RunFolder) -> SyncReport:
         return SyncReport(run.run_id, shipper.mlflow_id, shipper.delivered, backlog(run), closed, live)
 
 
-def _close_stale(run: RunFolder) -> bool:
-    """Writes the end that a killed trainer could not write."""
+def close_stale(run: RunFolder, status: str = "interrupted", reason: str = "killed") -> bool:
+    """Writes the end that a killed trainer could not write, so that the store gets it too; whether that was needed."""
     if run.status() != "stale":
         return False
     try:
@@ -326,12 +340,12 @@ def _close_stale(run: RunFolder) -> bool:
             path = run.spool_dir / f"{attempt}.jsonl"
             step = max((int(r["step"]) for r, _ in read_lines(path)), default=0) if path.exists() else 0
             writer = SpoolWriter(path)
-            writer.append([{"kind": "end", "step": step, "status": "interrupted", "reason": "killed"}])
+            writer.append([{"kind": "end", "step": step, "status": status, "reason": reason}])
             writer.sync()
             writer.close()
         end: Record = last_end(run) or {}
         _refresh_tables(run)
-        run.update(status=end.get("status", "interrupted"), reason=end.get("reason", "killed"))
+        run.update(status=end.get("status", status), reason=end.get("reason", reason))
     return True
 
 
@@ -357,7 +371,11 @@ def write_status(run: RunFolder, state: str, shipper: Shipper | None = None, mes
 
 
 def follow(run: RunFolder, parent: int) -> int:
-    """The life of the shipper process; returns its exit code (0: all delivered)."""
+    """The life of the shipper process; returns its exit code (0: all delivered).
+
+    Raises:
+        FencedError: its trainer was replaced.
+    """
     shipper = Shipper(run, run_uri(run))
     backoff, next_try, next_beat, last_tries = 1.0, 0.0, 0.0, 2
     write_status(run, "starting")

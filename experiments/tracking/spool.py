@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from racelab.experiments import fence
 from racelab.experiments.errors import DataError, RunFolderError
 from racelab.experiments.fsio import explain
 from racelab.experiments.runfolder import RunFolder
@@ -46,9 +47,15 @@ class SpoolWriter:
     """
 
     def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
-        """Opens or creates `path`; cuts a torn last line. Raises RunFolderError if that is impossible."""
+        """Opens or creates `path`; cuts a torn last line.
+
+        Raises:
+            RunFolderError: that is impossible.
+            FencedError: this process was replaced; nothing has changed.
+        """
         self.path = path
         self._clock = clock
+        fence.check(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -64,6 +71,7 @@ class SpoolWriter:
 
         Raises:
             RunFolderError: the disk is full; the lines before are whole and none of the new ones is there.
+            FencedError: this process was replaced; none of the new lines is there.
             ValueError: a record that JSON cannot hold, or of an unknown kind.
         """
         stamp = self._clock()
@@ -72,6 +80,7 @@ class SpoolWriter:
             return
         data = b"".join(lines)
         done = 0
+        fence.check(self.path)
         try:
             while done < len(data):
                 done += os.pwrite(self._fd, memoryview(data)[done:], self.offset + done)
@@ -173,28 +182,41 @@ def last_valid_steps(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     Example: attempts 1 (from 0), 2 (from 10) and 3 (from 4) give {1: 4, 2: 4}.
     """
     limits: dict[int, int] = {}
+    void = _void(attempts)
     for earlier in attempts:
-        later = [int(a["from_step"]) for a in attempts if int(a["attempt"]) > int(earlier["attempt"])]
+        number = int(earlier["attempt"])
+        later = [a for a in attempts if int(a["attempt"]) > number and int(a["attempt"]) not in void]
         if later:
-            limits[int(earlier["attempt"])] = min(later)
+            limits[number] = min(int(a["from_step"]) for a in later)
     return limits
 
 
 def cut_offsets(attempts: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     """Attempt -> byte offset of its file from which on a later attempt has redone it (see `begin_attempt`).
 
-    An attempt between the checkpoint's and the one that goes on from it left nothing that was restored, so its
-    offset is 0. Example: attempt 3 goes on at offset 90 of attempt 1: {1: 90, 2: 0}.
+    An attempt between the checkpoint's and the one that goes on from it left nothing that was restored: its offset is
+    0, and what it had redone itself counts again. Example: attempt 2 goes on at offset 50 of attempt 1, attempt 3 at
+    offset 90 of attempt 1 (a checkpoint that could not be read for a while): {1: 90, 2: 0}.
     """
-    cuts: dict[int, int] = {}
+    void = _void(attempts)
+    cuts = dict.fromkeys(sorted(void), 0)
     for entry in attempts:
         cut = entry.get("cut")
-        if cut:
+        if cut and int(entry["attempt"]) not in void:
             number, offset = int(cut["attempt"]), int(cut["offset"])
             cuts[number] = min(offset, cuts.get(number, offset))
-            later = (int(other["attempt"]) for other in attempts)
-            cuts |= {between: 0 for between in later if number < between < int(entry["attempt"])}
     return cuts
+
+
+def _void(attempts: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Attempts of which nothing was restored: those between a checkpoint's attempt and the one that goes on there."""
+    void: set[int] = set()
+    for entry in reversed(attempts):
+        number, cut = int(entry["attempt"]), entry.get("cut")
+        if cut and number not in void:
+            others = (int(other["attempt"]) for other in attempts)
+            void |= {between for between in others if int(cut["attempt"]) < between < number}
+    return void
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:

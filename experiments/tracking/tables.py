@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from racelab.experiments import fence
 from racelab.experiments.errors import RunFolderError
-from racelab.experiments.fsio import explain, read_json, write_json_atomic
+from racelab.experiments.fsio import explain, read_json, rename, unique, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import Record, last_end, read_spool, spool_files
 
@@ -176,7 +177,9 @@ def write_tables(run: RunFolder) -> dict[str, Any]:
     Raises:
         DataError: a damaged spool line.
         RunFolderError: the disk is full; tables written before are intact.
+        FencedError: this process was replaced; tables written before are intact.
     """
+    fence.check(run.path)
     sizes = {path.name: path.stat().st_size for path in spool_files(run).values()}
     end = last_end(run)
     seen: dict[str, dict[str, set[str]]] = {"metrics": {}}
@@ -269,10 +272,11 @@ class _Builder:
     block: list[dict[str, Any]] = field(default_factory=list)
     block_bytes: int = 0
     writer: Any = None
+    suffix: str = field(default_factory=unique)
 
     @property
     def temporary(self) -> Path:
-        return self.folder / f".{self.name}.{os.getpid()}.tmp"
+        return self.folder / f".{self.name}.{self.suffix}.tmp"
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows += 1
@@ -309,7 +313,7 @@ class _Builder:
             while data := handle.read(1 << 20):
                 digest.update(data)
             os.fsync(handle.fileno())
-        os.replace(self.temporary, self.folder / f"{self.name}.parquet")
+        rename(self.temporary, self.folder / f"{self.name}.parquet")
         twin = {"table": self.name, "rows": self.rows, "shown": len(self.head), "head": self.head}
         write_json_atomic(self.folder / f"{self.name}.json", twin)
         known = TABLES.get(self.name, {})

@@ -1,6 +1,8 @@
 """The tracker that the training loop talks to: it appends to the spool and does nothing else.
 
-A separate process (`shipper.py`) brings the spool to MLflow; neither a slow nor a dead server is felt here.
+A separate process (`shipper.py`) brings the spool to MLflow; neither a slow nor a dead server is felt here. With
+RACELAB_SHIP=0 in the environment no such process is started, whatever the config says: for a machine that does not
+reach the store. `run.json` names the store all the same, for `racelab sync`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from racelab.experiments.tracking.tables import write_tables
 from racelab.experiments.types import StepRecord
 
 _LOG: Final = logging.getLogger(__name__)
+SHIP_VARIABLE: Final = "RACELAB_SHIP"
+"""Environment variable: 0 leaves the delivery to `racelab sync`."""
 _STATUS_EVERY_S: Final = 5.0
 _SETTLED: Final = frozenset({"delivered", "gave_up", "unreachable", "error"})
 
@@ -68,7 +72,8 @@ class SpoolTracker:
         Args:
             run: the folder.
             attempt: what `run.begin_attempt` returned.
-            ship: whether to bring the spool to MLflow while the run goes on; `sync` can do it later.
+            ship: whether to bring the spool to MLflow while the run goes on; `sync` can do it later. RACELAB_SHIP=0
+                in the environment starts no shipper, but still records where `sync` is to deliver.
             uri: of the MLflow store; default MLFLOW_TRACKING_URI, else a sqlite file beside the runs.
             experiment: MLflow experiment.
             wait_s: how long `close` waits for a store that answers.
@@ -90,6 +95,7 @@ class SpoolTracker:
         self._closed = False
         self._backlog = 0
         self._next_status = 0.0
+        ship = ship and os.environ.get(SHIP_VARIABLE) != "0"
         self.shipper: subprocess.Popen[bytes] | None = self._start_shipper() if ship else None
 
     def record(self, record: StepRecord) -> None:
@@ -125,6 +131,7 @@ class SpoolTracker:
         Raises:
             ValueError: another status.
             RunFolderError: the end record cannot be written.
+            FencedError: this process was replaced; the run is left open.
         """
         if status not in ENDS:
             raise ValueError(f"status {status!r} is none of {sorted(ENDS)}")

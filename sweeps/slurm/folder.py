@@ -118,6 +118,12 @@ class LaunchFolder:
         """Batch -> its newest submission; a batch that nobody has tried to submit is not in it."""
         return {entry.batch: entry for entry in self.submissions()}
 
+    def is_settled(self) -> bool:
+        """Whether every batch has a job, or an answer why it has none."""
+        known = self.newest()
+        found = (known.get(batch.name) for batch in self.launch().batches)
+        return all(submission is not None and submission.settled for submission in found)
+
     def record(self, submission: Submission) -> None:
         """Adds a submission, or replaces the one of its batch and number."""
         with file_lock(self.path / ".submissions.lock"):

@@ -49,10 +49,12 @@ class After:
         stage: name.
         condition: ok: all its tasks ended well (`afterok`, and this never runs if one does not); any: they ended
             (`afterany`).
+        job_id: of a job of an earlier launch that is still to end; "" where the stage is of this launch.
     """
 
     stage: str
     condition: Condition
+    job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,11 @@ class Submission:
     submitted: str = ""
     adopted: bool = False
     error: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether sbatch has answered, with a job or with an error."""
+        return bool(self.job_id or self.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,11 @@ def test_show_of_a_run_that_stopped_before_its_first_update_says_how_to_go_on(
 ) -> None:
     """A run of its own goes on by itself, a cell by the command of its sweep."""
     from racelab.sweeps.cells import Spec, make_cells, open_cell
-    from racelab.sweeps.run import _open_sweep, make_plan
+    from racelab.sweeps.run import make_plan, open_sweep
 
     cells = make_cells([Spec("a", 0, ("task=frozenlake", "tracking=none"))])
     plan = make_plan("tiny", "racelab task --name frozenlake", home / "runs", cells, False)
-    cell = open_cell(plan.root, cells[0], plan.run_ids[0], _open_sweep(plan).run_id)
+    cell = open_cell(plan.root, cells[0], plan.run_ids[0], open_sweep(plan).run_id)
     cell.update(status="interrupted")
     out = call("show", cell.run_id).out
     assert "--rollout" not in out

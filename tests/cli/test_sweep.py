@@ -268,11 +268,11 @@ def test_a_narrow_terminal_gets_the_first_columns(
 
 
 def test_show_and_runs_know_a_sweep_without_training(tmp_path: Path, call: Callable[..., Any]) -> None:
-    from racelab.sweeps.run import _open_sweep, make_plan
+    from racelab.sweeps.run import make_plan, open_sweep
 
     cells = make_cells([Spec("a", seed, ("tracking=none",)) for seed in (0, 1)])
     plan = make_plan("tiny", "racelab sweep tiny.yaml", tmp_path / "runs", cells, False)
-    sweep = _open_sweep(plan)
+    sweep = open_sweep(plan)
     open_cell(plan.root, cells[0], plan.run_ids[0], sweep.run_id)
     shown = call("show", sweep.run_id, "--json").json()
     assert [(row["label"], row["seed"], row["status"]) for row in shown["cells"]] == [

@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from racelab.experiments import checkpoint as module
+from racelab.experiments import fence
 from racelab.experiments.checkpoint import CheckpointStore
-from racelab.experiments.errors import CheckpointError
+from racelab.experiments.errors import CheckpointError, FencedError
 
 
 def weights(value: float = 1.0, n: int = 8) -> dict[str, torch.Tensor]:
@@ -266,3 +267,73 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'c' has dtype torch\.complex64"):
         store.save(1, {"c": torch.zeros(2, dtype=torch.complex64)}, {})
     assert store.steps() == []
+
+
+def take(folder: Path, token: str) -> None:
+    fence.take(folder, token, {"job_id": "12", "restart": 0, "node": "node1"})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_replaced_attempt_neither_replaces_nor_adds_nor_prunes_nor_tidies(
+    tmp_path: Path, step: int
+) -> None:
+    folder = tmp_path / "checkpoints"
+    store = CheckpointStore(folder, keep_last=2)
+    take(tmp_path, "A")
+    with fence.hold(tmp_path, "A"):
+        for known in (1, 2):
+            store.save(known, weights(known), {})
+        take(tmp_path, "B")
+        (folder / ".tmp-step-00000003-7-ff").mkdir()  # the other attempt is just writing it
+        (folder / ".tmp-step-00000003-7-ff" / "tensors.safetensors").write_bytes(b"half")
+        before = files(folder)
+        with pytest.raises(FencedError, match="job 12 on node1"):
+            store.save(step, weights(9.0), {})
+    assert files(folder) == before
+
+
+class NeverAsked(dict[str, torch.Tensor]):
+    """Tensors that nobody may take minutes to write."""
+
+    def items(self):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+
+def test_a_replaced_attempt_does_not_begin_to_write(tmp_path: Path) -> None:
+    take(tmp_path, "B")
+    with fence.hold(tmp_path, "A"), pytest.raises(FencedError):
+        CheckpointStore(tmp_path / "checkpoints").save(1, NeverAsked(), {})
+    assert not (tmp_path / "checkpoints").exists()
+
+
+class TakenWhileWriting(dict[str, torch.Tensor]):
+    """Tensors that are asked for once the saving has begun; just then another attempt takes the run."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        super().__init__(weights(9.0, n))
+        self.folder = folder
+
+    def items(self):  # type: ignore[no-untyped-def]
+        take(self.folder, "B")
+        return super().items()
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_an_attempt_that_is_replaced_while_it_writes_does_not_put_it_in_place(
+    tmp_path: Path, step: int
+) -> None:
+    folder = tmp_path / "checkpoints"
+    store = CheckpointStore(folder, keep_last=2)
+    take(tmp_path, "A")
+    with fence.hold(tmp_path, "A"):
+        for known in (1, 2):
+            store.save(known, weights(known), {})
+        before = files(folder)
+        with pytest.raises(FencedError):
+            store.save(step, TakenWhileWriting(tmp_path, 1000), {})
+    assert files(folder) == before
+    assert entries(folder) == ["step-00000001", "step-00000002"]

@@ -261,3 +261,13 @@ def test_a_run_in_use_says_how_to_stop_it(tmp_path: Path) -> None:
         pytest.raises(RunFolderError, match=rf"in use by pid {os.getpid()} .*`kill {os.getpid()}`"),
     ):
         run.lock()
+
+
+def test_the_number_of_an_attempt_is_claimed_without_any_lock(tmp_path: Path) -> None:
+    """Two hosts that do not see each other's locks must not write the same spool file."""
+    run = make(tmp_path)
+    (
+        run.path / "attempts" / "1"
+    ).mkdir()  # by a process that has not come to write attempts.json, or never will
+    assert run.begin_attempt() == 2
+    assert [entry["attempt"] for entry in run.attempts()] == [2]

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from racelab.experiments.errors import ConfigError, RunFolderError, UnreachableError
+from racelab.experiments import fence
+from racelab.experiments.errors import ConfigError, FencedError, RunFolderError, UnreachableError
 from racelab.experiments.fsio import write_json_atomic
 from racelab.experiments.ports import Tracker
 from racelab.experiments.runfolder import RunFolder, read_json
@@ -33,6 +34,7 @@ from racelab.experiments.tracking.mlflow_store import (
     without_credentials,
 )
 from racelab.experiments.tracking.shipper import Shipper, backlog, sync
+from racelab.experiments.tracking.spool import SpoolWriter
 from racelab.experiments.tracking.tracker import NullTracker, SpoolTracker
 from racelab.experiments.types import StepRecord
 
@@ -620,3 +622,96 @@ def test_what_mlflow_says_is_told_without_the_password() -> None:
     ):
         raise OSError("http://me:hush@host:1/api refused")
     assert "hush" not in str(caught.value)
+
+
+def test_the_shipper_of_a_replaced_attempt_delivers_nothing_more_and_closes_nothing(root: Path) -> None:
+    """The last step and the end were in the spool when the attempt was replaced, but had not been delivered."""
+    run = make(root)
+    fence.take(run.path, "A", {"job_id": "12", "restart": 0, "node": "node1"})
+    with fence.hold(run.path, "A"), run.lock():
+        attempt = run.begin_attempt()
+        tracker = SpoolTracker(run, attempt)
+        tracker.record(step_record(1))
+        deadline = time.monotonic() + 60
+        while backlog(run) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert backlog(run) == 0
+        assert tracker.shipper is not None
+        os.kill(tracker.shipper.pid, signal.SIGSTOP)
+        tracker.record(step_record(2))
+        SpoolWriter(run.spool_dir / f"{attempt}.jsonl").append(
+            [{"kind": "end", "step": 2, "status": "failed", "reason": ""}]
+        )
+        run.update(status="failed")
+        fence.take(run.path, "B", {"job_id": "12", "restart": 1, "node": "node2"})
+        status = (run.spool_dir / "ship_status.json").read_bytes()
+        os.kill(tracker.shipper.pid, signal.SIGCONT)
+        assert tracker.shipper.wait(30) == 1
+        with pytest.raises(FencedError):
+            tracker.close("finished")
+    assert history(run, "train/reward/mean") == [(1, 0.5)]
+    assert mlflow_run(run).info.status == "RUNNING"
+    assert mlflow_run(run).data.tags["racelab.slurm_job_id"] == "12"
+    assert (run.spool_dir / "ship_status.json").read_bytes() == status
+    assert "taken over by job 12 (restart 1) on node2" in (run.path / "attempts/1/shipper.log").read_text()
+
+
+def test_a_shipper_that_was_replaced_before_it_began_opens_no_store(root: Path) -> None:
+    run = make(root)
+    run_attempt(run, range(1, 3), None)
+    fence.take(run.path, "B", {})
+    (root / "mlflow.db").unlink()
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "racelab.experiments.tracking.shipper",
+        str(run.path),
+        "--parent",
+        "1",
+    ]
+    done = subprocess.run(
+        words, env={**os.environ, **fence.variables_of(run.path, "A")}, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert not (root / "mlflow.db").exists()
+    assert not (run.spool_dir / "ship_status.json").exists()
+
+
+def test_a_store_is_asked_for_nothing_once_the_attempt_was_replaced(root: Path) -> None:
+    """Whatever the shipper is about to do when it happens."""
+    run = make(root)
+    run_attempt(run, range(1, 3), "finished")
+    fence.take(run.path, "A", {})
+    with fence.hold(run.path, "A"):
+        worker = Shipper(run, run_uri(run))
+        worker.connect()
+        fence.take(run.path, "B", {})
+        before = mlflow_run(run).to_dictionary()
+        for call in (worker.ship, worker.heartbeat, worker.finish, worker.mark_killed):
+            with pytest.raises(FencedError):
+                call()
+        with pytest.raises(FencedError):
+            worker.send_artifacts((".",))
+        with pytest.raises(FencedError):
+            Shipper(run, run_uri(run)).connect()
+    assert mlflow_run(run).to_dictionary() == before
+    assert history(run, "train/reward/mean") == []
+    assert sync(run).backlog == 0  # by a person, who is fenced by nothing
+
+
+def test_no_shipper_where_the_environment_says_so_but_sync_knows_the_store(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RACELAB_SHIP", "0")
+    run = make(root)
+    uri = f"sqlite:///{root / 'mlflow.db'}"
+    with run.lock():
+        tracker = SpoolTracker(run, run.begin_attempt(), ship=True, uri=uri, experiment="other")
+        assert tracker.shipper is None
+        tracker.record(step_record(1))
+        tracker.close("finished")
+    assert run.info()["tracking"] == {"uri": uri, "configured": True, "experiment": "other"}
+    assert not (run.spool_dir / "ship_status.json").exists()
+    assert sync(run).delivered == 3
+    assert history(run, "train/reward/mean") == [(1, 0.5)]

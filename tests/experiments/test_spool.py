@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from racelab.experiments.errors import DataError, RunFolderError
+from racelab.experiments import fence
+from racelab.experiments.errors import DataError, FencedError, RunFolderError
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking import spool as spool_module
 from racelab.experiments.tracking.spool import (
@@ -210,6 +211,45 @@ def test_an_attempt_that_left_no_checkpoint_is_superseded_as_a_whole(tmp_path: P
         writer.close()
     assert cut_offsets(run.attempts()) == {1: place["offset"], 2: 0}
     assert [(r["attempt"], r["values"]["a"]) for r in read_spool(run)] == [(1, 1.0), (3, 3.0)]
+
+
+def test_what_an_attempt_redid_in_vain_counts_again(tmp_path: Path) -> None:
+    """Attempt 2 goes on at step 1 (the checkpoint of step 2 cannot be read for a while) and saves nothing.
+
+    Attempt 3 goes on at step 2 of attempt 1, so its line is 1, 2 of attempt 1 and 3 of its own.
+    """
+    run = make(tmp_path)
+    run.begin_attempt()
+    first = SpoolWriter(run.spool_dir / "1.jsonl")
+    places = []
+    for step in (1, 2, 3):
+        first.append([metrics(step, a=1.0)])
+        places.append({"attempt": 1, "offset": first.sync()})
+    run.begin_attempt(from_step=1, cut=places[0])
+    SpoolWriter(run.spool_dir / "2.jsonl").append([metrics(2, a=2.0), metrics(3, a=2.0)])
+    run.begin_attempt(from_step=2, cut=places[1])
+    SpoolWriter(run.spool_dir / "3.jsonl").append([metrics(3, a=3.0)])
+    assert [(r["step"], r["attempt"]) for r in read_spool(run)] == [(1, 1), (2, 1), (3, 3)]
+    assert last_valid_steps(run.attempts()) == {1: 2, 2: 2}
+    assert cut_offsets(run.attempts()) == {1: places[1]["offset"], 2: 0}
+
+
+def test_a_line_of_a_replaced_attempt_is_not_written(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    fence.take(run.path, "A", {})
+    path = run.spool_dir / "1.jsonl"
+    with fence.hold(run.path, "A"):
+        writer = SpoolWriter(path)
+        writer.append([metrics(1, a=1.0)])
+        fence.take(run.path, "B", {})
+        before = path.read_bytes()
+        path.write_bytes(before + b'{"kind": "me')  # torn, by whoever has the run now
+        with pytest.raises(FencedError):
+            SpoolWriter(path)
+        with pytest.raises(FencedError):
+            writer.append([metrics(2, a=1.0)])
+    assert path.read_bytes() == before + b'{"kind": "me'
+    assert writer.lines == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from racelab.experiments import fence
+from racelab.experiments.errors import FencedError
 from racelab.experiments.runfolder import RunFolder, read_json
 from racelab.experiments.tracking import tables as tables_module
 from racelab.experiments.tracking.spool import SpoolWriter
@@ -116,3 +118,26 @@ def test_column_kinds_prefer_the_known_type() -> None:
     assert column_kinds({"x": {"ints"}, "y": {"int"}, "z": {"null"}, "w": {"bool", "int"}}, known) == {
         "step": "int", "x": "floats", "y": "int", "z": "json", "w": "json",
     }  # fmt: skip
+
+
+def test_a_replaced_attempt_leaves_the_tables_as_they_are(tmp_path: Path) -> None:
+    run, writer = make(tmp_path)
+    writer.append([rows(1, "val_examples", {"step": 1, "reward": 0.5})])
+    fence.take(run.path, "A", {})
+    with fence.hold(run.path, "A"):
+        before = write_tables(run)
+        writer.append([rows(2, "val_examples", {"step": 2, "reward": 0.5})])
+        fence.take(run.path, "B", {})
+        with open(writer.path, "ab") as spool:
+            spool.write(b"damaged\n")
+        with pytest.raises(FencedError):  # before hours of a spool are read
+            write_tables(run)
+        builder = tables_module._Builder("val_examples", run.path / "tables", {"step": "int"})
+        builder.add({"step": 7})
+        with pytest.raises(FencedError):  # replaced while the rows were written
+            builder.finish()
+        builder.discard()
+    assert read_json(run.path / "manifest.json") == before
+    data = (run.path / "tables" / "val_examples.parquet").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == before["tables"]["val_examples"]["sha256"]
+    assert [p.name for p in (run.path / "tables").iterdir() if p.name.startswith(".")] == []

@@ -237,6 +237,54 @@ def test_a_thousand_cells_compose_in_seconds_with_hydra_called_for_each_value_on
     assert time.monotonic() - started < 20  # 1.3 s on an idle core
 
 
+@given(
+    st.one_of(
+        st.integers(-(10**17), 10**17).map(str),
+        st.from_regex(r"-?(0|[1-9][0-9]{0,5})\.[0-9]{1,8}(e-?[0-9]{1,2})?", fullmatch=True),
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_a_plain_number_is_what_hydra_reads(text: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    found = composing._number(text)
+    read = OverridesParser.create().parse_override(f"a={text}").value()
+    assert (found, type(found)) == (read, type(read))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "01",
+        "1_000",
+        "1e5",
+        ".5",
+        "1.",
+        "+3",
+        "0x10",
+        "nan",
+        "inf",
+        "1 ",
+        "",
+        "-",
+        "١",
+        "true",
+        "[1]",
+        "1.0E3",
+    ],
+)
+def test_any_other_text_is_left_to_hydra(text: str) -> None:
+    assert composing._number(text) is None
+
+
+def test_a_thousand_seeds_cost_two_compositions(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(composing, "compose", lambda *words: (calls.append(words), compose(*words))[1])
+    cells = make_cells([Spec("x", seed, ("learner.lr=1e-5",)) for seed in range(1000)])
+    assert [cell.seed for cell in cells] == [cell.config.run.seed for cell in cells] == list(range(1000))
+    assert len(calls) <= 2
+
+
 def test_the_first_cell_that_cannot_be_composed_is_the_error() -> None:
     with pytest.raises(ConfigError, match=r"method\.group_size"):
         compose_cells([["method.group_size=4"], ["method.group_size=1"]])

@@ -1,0 +1,265 @@
+"""From runs to a launch: the cells of a sweep, one run, or what an earlier launch left unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from racelab.configs.compose import read_composed
+from racelab.configs.schema_launcher import SlurmLauncherConfig, refuse_what_launcher_cannot
+from racelab.configs.schema_rlds import AnyConfig
+from racelab.experiments.errors import ConfigError
+from racelab.experiments.runfolder import RunFolder
+from racelab.sweeps.cells import Cell, open_cells
+from racelab.sweeps.run import NEW, Plan, note_reused, open_sweep, other_code, refuse_new
+from racelab.sweeps.slurm.folder import LaunchFolder
+from racelab.sweeps.slurm.model import MAX_ARRAY, After, Assignment, Batch, Launch
+from racelab.sweeps.slurm.scheduler import Scheduler
+from racelab.sweeps.slurm.status import TaskStatus, owners
+from racelab.sweeps.slurm.submit import assignments, by_allocation, check, new_launch, submit_launch
+
+CELLS = "cells"
+"""Stage of a sweep's cells."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """What a sweep still asks of the cluster.
+
+    Attributes:
+        cells: (cell, name of its run folder) to submit.
+        live: run folder's name -> the job that has it already.
+        finished: how many have nothing left to do.
+    """
+
+    cells: tuple[tuple[Cell, str], ...]
+    live: Mapping[str, TaskStatus]
+    finished: int
+
+
+def slurm_launcher(config: AnyConfig) -> SlurmLauncherConfig | None:
+    """What a config asks of Slurm, its numbers filled in; None for a run that starts here."""
+    launcher = config.launcher
+    return launcher.resolved(config.backend) if isinstance(launcher, SlurmLauncherConfig) else None
+
+
+def todo(plan: Plan, scheduler: Scheduler | None) -> Todo:
+    """The cells of a plan that have not finished and that no job has; without a scheduler none is known to be live.
+
+    Raises:
+        ConfigError: a process that is no job works on one of them.
+        UnreachableError: the scheduler does not answer.
+    """
+    statuses = dict(zip(plan.run_ids, plan.statuses(), strict=True))
+    started = [run_id for run_id, status in statuses.items() if status not in (NEW, "finished")]
+    live: dict[str, TaskStatus] = {}
+    if scheduler is not None and started:
+        live = owners(plan.root, started, scheduler)
+        for run in (RunFolder(plan.root / run_id, run_id) for run_id in started if run_id not in live):
+            if statuses[run.run_id] == "running" and not run.info().get("launch"):
+                refuse_held(run)  # what is left of an earlier job's process is stopped by the run's fence
+    cells = [
+        (cell, run_id)
+        for cell, run_id in zip(plan.cells, plan.run_ids, strict=True)
+        if statuses[run_id] != "finished" and run_id not in live
+    ]
+    return Todo(tuple(cells), live, sum(status == "finished" for status in statuses.values()))
+
+
+def refuse_held(run: RunFolder) -> None:
+    """Raises ConfigError for a run that a process works on: a job would only wait for it, or take it away."""
+    if run.is_held():
+        holder = run.holder() or {}
+        pid, host = holder.get("pid"), holder.get("host")
+        raise ConfigError(
+            f"run {run.run_id} is in use by pid {pid} on host {host}; wait for it, or stop it there with `kill {pid}`"
+        )
+
+
+def plan_batches(
+    cells: Sequence[tuple[Cell, str]], stage: str = CELLS, after: Sequence[After] = ()
+) -> tuple[Batch, ...]:
+    """The batches of a sweep's cells."""
+    asked = [(run_id, f"{cell.label}-s{cell.seed}", _launcher(cell)) for cell, run_id in cells]
+    return by_allocation(stage, asked, after)
+
+
+def _launcher(cell: Cell) -> SlurmLauncherConfig:
+    launcher = slurm_launcher(cell.config)
+    if launcher is None:
+        raise ConfigError(
+            f"cell {cell.label} has launcher=inline beside cells with launcher=slurm; give all of them the same"
+        )
+    return launcher
+
+
+def plan_launch(plan: Plan, left: Todo, max_array: int = MAX_ARRAY) -> Launch:
+    """The launch of what is left of a sweep; `left.cells` is not empty."""
+    return new_launch(
+        plan.name, plan.command, plan.root, plan_batches(left.cells), sweep=plan.run_id, max_array=max_array
+    )
+
+
+def submit_plan(plan: Plan, left: Todo, scheduler: Scheduler, resume: bool, say: Say) -> LaunchFolder:
+    """Checks, makes the sweep's folder and the cells', and submits.
+
+    Raises:
+        ConfigError: Slurm would refuse it (nothing has been made), or refuses it.
+    """
+    if resume:
+        refuse_new(plan)
+    launch = plan_launch(plan, left, scheduler.limits().max_array)
+    for line in check(launch, scheduler):
+        say(f"warning: {line}")
+    make_cells(plan, left.cells, assignments(launch))
+    if left.finished:
+        runs = [RunFolder.open(plan.root / run_id) for run_id in plan.run_ids]
+        for line in other_code([run for run in runs if run.status() == "finished"]):
+            say(line)
+    return submit_launch(launch, scheduler, say)
+
+
+def make_cells(
+    plan: Plan, cells: Sequence[tuple[Cell, str]], assigned: Mapping[str, Assignment]
+) -> RunFolder:
+    """The sweep's folder and its cells', each naming the task that may work on it."""
+    sweep = open_sweep(plan)
+    sweep.update(launcher="slurm")
+    known = {run_id for _, run_id in cells if (plan.root / run_id).exists()}
+    asked = [(cell, run_id, {"launch": assigned[run_id].to_json()}) for cell, run_id in cells]
+    for folder in open_cells(plan.root, asked, sweep.run_id):
+        mine = assigned[folder.run_id]
+        if folder.run_id in known or folder.info().get("launch") != mine.to_json():
+            requeue_folder(folder, mine)
+    if known or len(cells) < len(plan.cells):
+        note_reused(sweep, [RunFolder.open(plan.root / run_id) for run_id in plan.run_ids])
+    return sweep
+
+
+def requeue_folder(folder: RunFolder, assignment: Assignment) -> None:
+    """A run that has not finished is to be worked on by another task."""
+    folder.update(launch=assignment.to_json(), status="queued", reason="")
+
+
+def relaunch(
+    root: Path,
+    chosen: Sequence[tuple[LaunchFolder, TaskStatus]],
+    everything: Sequence[TaskStatus],
+    launcher: Callable[[SlurmLauncherConfig], SlurmLauncherConfig],
+    scheduler: Scheduler,
+    say: Say,
+    command: str,
+) -> LaunchFolder:
+    """A new launch of tasks that have not finished and that no job has.
+
+    Args:
+        root: folder of the runs.
+        chosen: the tasks, each with its launch; all of one launch or of several.
+        everything: every task of those launches, to see what the chosen ones wait for.
+        launcher: changes to the allocation, from the command line.
+        scheduler: asked.
+        say: is told.
+        command: as typed.
+
+    Raises:
+        ConfigError: a task waits for one that has not finished, is not running and is not among the chosen; an
+            allocation that does not fit the runs, or that Slurm would refuse.
+    """
+    by_batch: dict[tuple[str, str], list[TaskStatus]] = {}
+    for _, status in chosen:
+        by_batch.setdefault((status.launch, status.batch), []).append(status)
+    launches = {folder.uid: folder.launch() for folder in dict.fromkeys(folder for folder, _ in chosen)}
+    waits = _Waits(root, set(by_batch), everything, scheduler)
+    batches = []
+    for (uid, name), statuses in by_batch.items():
+        old = launches[uid].batch(name)
+        tasks = tuple(old.tasks[status.index] for status in statuses)
+        asked = launcher(old.launcher)
+        if _size(asked) != _size(old.launcher) and tasks[0].run:
+            refuse_misfit(RunFolder.open(root / tasks[0].run), asked)
+        after = waits.of(launches[uid], old)
+        batches.append(replace(old, tasks=tasks, launcher=asked, after=after))
+    sweeps = {launch.sweep for launch in launches.values()}
+    launch = new_launch(
+        next(iter(launches.values())).name,
+        command,
+        root,
+        batches,
+        sweep=sweeps.pop() if len(sweeps) == 1 else "",
+        max_array=scheduler.limits().max_array,
+    )
+    for line in check(launch, scheduler):
+        say(f"warning: {line}")
+    for run, assignment in assignments(launch).items():
+        requeue_folder(RunFolder.open(root / run), assignment)
+    return submit_launch(launch, scheduler, say)
+
+
+def _size(launcher: SlurmLauncherConfig) -> tuple[int | None, int | None]:
+    return launcher.nodes, launcher.gpus_per_node
+
+
+def refuse_misfit(run: RunFolder, launcher: SlurmLauncherConfig) -> None:
+    """Raises ConfigError for an allocation that the run's backend would leave idle, or that is too small for it."""
+    backend = read_composed(run.path / "config" / "composed.yaml").config.backend
+    try:
+        refuse_what_launcher_cannot(launcher, backend)
+    except ValueError as error:
+        raise ConfigError(f"{run.run_id}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """What tasks that are submitted again still have to wait for.
+
+    Attributes:
+        root: folder of the runs.
+        again: (launch, batch) of what is submitted again.
+        everything: every task of the launches.
+        scheduler: asked about runs that belong to a later launch.
+    """
+
+    root: Path
+    again: Set[tuple[str, str]]
+    everything: Sequence[TaskStatus]
+    scheduler: Scheduler
+
+    def of(self, old: Launch, batch: Batch) -> tuple[After, ...]:
+        """Stages that are submitted again, and jobs that may still run; nothing for what has ended well.
+
+        Raises:
+            ConfigError: what it needs the success of has ended otherwise, and is not submitted again.
+        """
+        found: list[After] = []
+        for after in batch.after:
+            if after.job_id:  # a job that Slurm has forgotten counts as one that ended well
+                found.append(after)
+                continue
+            parts = {part.name for part in old.of_stage(after.stage)}
+            tasks = [s for s in self.everything if s.launch == old.uid and s.batch in parts]
+            if any((old.uid, part) in self.again for part in parts):
+                found.append(after)
+            left = [s for s in tasks if (s.launch, s.batch) not in self.again or s.live]
+            later = self._later([s.run_id for s in left if s.state == "superseded"])
+            jobs = [s.job_id for s in [*left, *later.values()] if s.live and s.job_id]
+            found += [replace(after, job_id=job) for job in dict.fromkeys(jobs)]
+            if after.condition == "ok":
+                self._refuse_lost(old, batch, [s for s in left if not s.live and s.run_id not in later])
+        return tuple(found)
+
+    def _later(self, runs: Sequence[str]) -> dict[str, TaskStatus]:
+        """Run -> the task of a later launch that has it, where that is live."""
+        return owners(self.root, runs, self.scheduler) if runs else {}
+
+    def _refuse_lost(self, old: Launch, batch: Batch, ended: Sequence[TaskStatus]) -> None:
+        for status in ended:
+            state, mend = str(status.state), old.uid
+            if state == "superseded":  # by a later launch that has ended, or by hand
+                state, mend = RunFolder.open(self.root / status.run_id).status(), status.run_id
+            if state != "finished":
+                what = "resume that first" if mend == status.run_id else "resume the whole launch"
+                raise ConfigError(
+                    f"stage {batch.stage} waits for {status.title}, which is {state}; {what}: racelab resume {mend}"
+                )
