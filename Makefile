@@ -83,7 +83,7 @@ test-slow: setup ## the long tests
 
 test-slurm: setup ## runs as jobs of a real Slurm, brought up for the tests on this machine (root; Debian's packages)
 	@tests/slurm/cluster/install.sh
-	@$(PYTEST) -m slurm tests/slurm $(ARGS)
+	@$(PYTEST) -n $(JOBS) -m slurm tests/slurm $(ARGS)
 
 test-browser: setup ## the tracking pages in a headless Chromium
 	@if ! command -v chromium >/dev/null 2>&1; then \

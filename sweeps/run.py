@@ -17,7 +17,7 @@ from racelab.experiments.errors import ConfigError, RunFolderError
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.tracking.address import stored_config
-from racelab.sweeps.cells import Cell, ids_hash, newest_name, numbered, open_cell, slug
+from racelab.sweeps.cells import Cell, ids_hash, newest_name, numbered, open_cells, slug
 from racelab.sweeps.fingerprint import code_name, code_state
 from racelab.sweeps.launch import CellState, InlineLauncher, Watch
 from racelab.sweeps.record import Recorder, Row, cell_row, state_row
@@ -191,10 +191,10 @@ def run_sweep(plan: Plan, jobs: int, resume: bool, view: View, stop: StopRequest
     folder = open_sweep(plan)
     if len(plan.cells) > _MANY:
         view.note(f"making the folders of {len(plan.cells):,} cells")
-    states = [
-        _state(plan.root, cell, run_id, folder.run_id)
-        for cell, run_id in zip(plan.cells, plan.run_ids, strict=True)
-    ]
+    none: Mapping[str, object] = {}
+    asked = [(cell, run_id, none) for cell, run_id in zip(plan.cells, plan.run_ids, strict=True)]
+    folders = open_cells(plan.root, asked, folder.run_id)
+    states = [_state(cell, of) for cell, of in zip(plan.cells, folders, strict=True)]
     note_reused(folder, [state.folder for state in states])
     for line in other_code([state.folder for state in states if state.skipped]):
         view.note(line)
@@ -249,8 +249,7 @@ def _was_started(path: Path) -> bool:
     return path.exists() and bool(RunFolder.open(path).attempts())
 
 
-def _state(root: Path, cell: Cell, run_id: str, sweep: str) -> CellState:
-    folder = open_cell(root, cell, run_id, sweep)
+def _state(cell: Cell, folder: RunFolder) -> CellState:
     finished = folder.status() == "finished"
     return CellState(
         cell, folder, "finished" if finished else "waiting", skipped=finished, attempts=len(folder.attempts())

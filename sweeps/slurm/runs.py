@@ -190,6 +190,9 @@ def relaunch(
         sweep=sweeps.pop() if len(sweeps) == 1 else "",
         max_array=scheduler.limits().max_array,
     )
+    started_in = {one.cwd for one in launches.values() if Path(one.cwd).is_dir()}
+    if len(started_in) == 1:  # what relative paths in the commands mean
+        launch = replace(launch, cwd=started_in.pop())
     for line in check(launch, scheduler):
         say(f"warning: {line}")
     for run, assignment in assignments(launch).items():

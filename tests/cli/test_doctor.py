@@ -15,6 +15,11 @@ import pytest
 from racelab.cli import doctor
 from racelab.cli.doctor import Check
 from racelab.experiments.errors import ModelError
+from racelab.sweeps.slurm.folder import intent
+
+from ..sweeps.slurm.fake_slurm import FakeSlurm
+from ..sweeps.slurm.hooks import hook
+from ..sweeps.slurm.world import launched
 
 Call = Callable[..., Any]
 Usage = namedtuple("Usage", "total used free")
@@ -141,3 +146,69 @@ def test_a_damaged_run_is_named(call: Call, make_run: Call) -> None:
     found = checks(call)
     assert (found["damaged runs"]["level"], found["damaged runs"]["found"]) == ("warning", run.run_id)
     assert found["runs"]["found"] == "0, none died"
+
+
+# --- a cluster ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slurm(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    found = FakeSlurm.install(home / "slurm", monkeypatch)
+    hook(found, "sbatch", monkeypatch, before='[ "$1" = --version ] && echo slurm-wlm 22.05.8 && exit')
+    return found
+
+
+def test_without_slurm_all_is_well(call: Call, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    (home / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(home / "bin"))
+    found = checks(call)
+    assert (found["slurm"]["level"], found["slurm"]["found"]) == (
+        "note",
+        "none; only launcher=slurm needs it",
+    )
+    assert "launches" not in found
+
+
+def test_a_cluster_is_said_with_what_it_has(call: Call, slurm: FakeSlurm) -> None:
+    found = checks(call)
+    assert found["slurm"] == {
+        "name": "slurm",
+        "level": "ok",
+        "found": "slurm-wlm 22.05.8, with accounting, arrays of 1001; partitions: cpu, short, gpu, high",
+        "mend": "",
+    }
+    assert "launches" not in found
+    slurm.setting(accounting=False, config={"MaxArraySize": "5"})
+    assert "without accounting, arrays of 5" in checks(call)["slurm"]["found"]
+
+
+def test_a_cluster_that_does_not_answer_is_a_warning_only(call: Call, slurm: FakeSlurm) -> None:
+    slurm.setting(unreachable=True)
+    result = call("doctor", "--json")
+    assert result.code == 0
+    found = {check["name"]: check for check in result.json()["checks"]}["slurm"]
+    assert found["level"] == "warning"
+    assert "Unable to contact slurm controller" in found["found"]
+    assert "launcher=inline" in found["mend"]
+
+
+def test_launches_that_were_not_submitted_or_are_damaged_are_named(
+    call: Call, slurm: FakeSlurm, home: Path
+) -> None:
+    """Neither is a reason why `train` could not work here."""
+    whole = launched(home / "runs", uid="20260102T030405-000001")
+    whole.submit("12")
+    assert checks(call)["launches"]["found"] == "1, all submitted"
+    half = launched(home / "runs" / "elsewhere", uid="20260102T030405-000002")
+    half.folder.record(intent(half.launch.batches[0], 1))
+    half.folder.path.rename(whole.folder.path.with_name(half.launch.uid))
+    found = checks(call)["launches"]
+    assert (found["level"], found["found"]) == ("warning", f"not submitted: {half.launch.uid}")
+    assert found["mend"] == "racelab jobs submits them"
+    (whole.folder.path / "launch.json").write_text("[")
+    result = call("doctor", "--json")
+    assert result.code == 0
+    rows = {check["name"]: check for check in result.json()["checks"]}
+    assert rows["damaged launches"]["level"] == "warning"
+    assert whole.launch.uid in rows["damaged launches"]["found"]
+    assert rows["launches"]["found"] == f"not submitted: {half.launch.uid}"

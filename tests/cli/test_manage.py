@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from racelab.configs.compose import compose
 from racelab.experiments.runfolder import RunFolder
-from racelab.sweeps.slurm.folder import LaunchFolder, all_launches, intent
+from racelab.sweeps.slurm.folder import LaunchFolder, intent
 
 from ..sweeps.slurm.fake_slurm import FakeSlurm
 from ..sweeps.slurm.hooks import hook, submitted
 from .conftest import Result
+from .launched_runs import STARTED, SWEEP, TINY, TRAIN, launches, runs
 
 Call = Callable[..., Result]
-ASK = ("launcher=slurm", "tracking=none")
-TRAIN = ("train", "task=frozenlake", *ASK)
-SWEEP = ("task", "--name", "frozenlake", "--condition", "rlvr", "--seeds", "0,1,2", *ASK)
-STARTED = {"nodes": "node1", "start": "2026-11-30T08:00:00"}
 
 
 @pytest.fixture
@@ -28,16 +26,8 @@ def slurm(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return FakeSlurm.install(home / "slurm", monkeypatch)
 
 
-def runs(home: Path, kind: str = "train") -> list[RunFolder]:
-    found = [RunFolder.open(path.parent) for path in sorted((home / "runs").glob("*/run.json"))]
-    return [run for run in found if run.info()["kind"] == kind]
-
-
 def newest(home: Path) -> LaunchFolder:
-    """The launch that was made last; ids of one second are not in order."""
-    return max(
-        all_launches(home / "runs"), key=lambda folder: (folder.path / "launch.json").stat().st_mtime_ns
-    )
+    return launches(home)[-1]
 
 
 def job_of(folder: LaunchFolder, batch: str = "cells") -> str:
@@ -200,7 +190,7 @@ def test_words_that_cannot_be_are_refused_and_nothing_is_changed(
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert run.info() == before
-    assert (len(all_launches(home / "runs")), submitted(slurm)) == (1, 1)
+    assert (len(launches(home)), submitted(slurm)) == (1, 1)
 
 
 def test_what_is_checked_together_is_checked_with_what_the_run_has(
@@ -217,6 +207,25 @@ def test_what_is_checked_together_is_checked_with_what_the_run_has(
         done = call("resume", folder.uid, f"launcher.time_min={limit}")
         assert done.code == code, done.err
     assert "signal_delay_s=600 is not below the limit of time_min=10 min" in done.err
+
+
+def test_nodes_and_gpus_that_a_preset_leaves_open_stay_those_of_the_run(
+    slurm: FakeSlurm, call: Call, home: Path
+) -> None:
+    """A run of two nodes with eight GPUs each: the preset slurm names neither, slurm-gpu wants one GPU."""
+    run = inline_run(home, call, slurm)
+    verl = compose(["task=frozenlake", "backend=verl", "tracking=none"])  # no command takes it yet
+    (run.path / "config" / "composed.yaml").write_text(verl.yaml)
+    refused = call("resume", run.run_id, "launcher=slurm-gpu")
+    assert refused.code == 2
+    assert "launcher.gpus_per_node=1, but the run uses 8 of each node" in refused.err
+    done = call("resume", run.run_id, "launcher=slurm", "launcher.nodes=2", "launcher.time_min=60")
+    assert done.code == 0, done.err
+    slurm.set(job_of(newest(home), "train"), state="TIMEOUT", **STARTED)
+    assert call("resume", run.run_id, "launcher=slurm").code == 0
+    first, second = (folder.launch().batches[0].launcher for folder in launches(home)[-2:])
+    assert (first.nodes, first.gpus_per_node, first.time_min) == (2, 8, 60)
+    assert (second.nodes, second.gpus_per_node, second.time_min) == (2, 8, 240)
 
 
 def test_of_a_sweep_what_neither_lives_nor_has_finished_goes_on(
@@ -250,7 +259,7 @@ def test_of_a_sweep_what_neither_lives_nor_has_finished_goes_on(
 
 
 def test_a_stage_goes_on_only_if_what_it_needs_has_ended_well(
-    slurm: FakeSlurm, call: Call, home: Path, graph: LaunchFolder
+    slurm: FakeSlurm, call: Call, home: Path, graph: LaunchFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """train fails, so look never runs. The whole launch goes on in its order; look alone once train has finished."""
     (run,) = runs(home)
@@ -269,10 +278,13 @@ def test_a_stage_goes_on_only_if_what_it_needs_has_ended_well(
 
     slurm.set(train, state="COMPLETED", **STARTED)
     run.update(status="finished")
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
     slurm.set(job_of(again, "look"), state="CANCELLED", **STARTED)
     alone = call("resume", f"{again.uid}:look")
     assert alone.code == 0, alone.err
     assert "--dependency" not in newest(home).script("look", 1).read_text()
+    assert newest(home).launch().cwd == str(home)  # where the graph was typed
 
 
 def test_refused_submissions_go_on_when_that_is_mended(
@@ -316,9 +328,9 @@ def test_a_change_mends_what_slurm_refuses_when_the_dead_submitters_work_is_fini
 # --- here and there -----------------------------------------------------------------------------------------
 
 
-def inline_run(home: Path, call: Call, slurm: FakeSlurm) -> RunFolder:
+def inline_run(home: Path, call: Call, slurm: FakeSlurm, *words: str) -> RunFolder:
     """A run that was started here and has been interrupted."""
-    assert call(*TRAIN).code == 0
+    assert call(*TRAIN, *words).code == 0
     (run,) = runs(home)
     file = run.path / "config" / "composed.yaml"
     config = yaml.safe_load(file.read_text())
@@ -357,10 +369,14 @@ def test_a_run_that_was_started_here_goes_on_as_a_job_if_it_is_asked_to(
     assert ended.json() == {"launch": None, "sweep": None, "path": None, "jobs": []}
 
 
-def test_what_was_started_here_goes_on_here(slurm: FakeSlurm, call: Call, home: Path) -> None:
-    """A finished run has nothing left to do; a sweep runs its own command, in the folder where that was typed."""
-    run = inline_run(home, call, slurm)
-    run.update(status="finished")
+@pytest.mark.slow
+def test_what_was_started_here_goes_on_here(slurm: FakeSlurm, call: Call, command: Call, home: Path) -> None:
+    """It trains to its end; then there is nothing left to do."""
+    run = inline_run(home, call, slurm, "condition=rlvr", *TINY)
+    trained = command("resume", run.run_id, "--json")
+    assert trained.code == 0, trained.err
+    assert (trained.json()["run_id"], trained.json()["status"]) == (run.run_id, "finished")
+    assert run.status() == "finished"
     for words in ((), ("launcher=inline",)):
         done = call("resume", run.run_id, *words)
         assert done.code == 0, done.err

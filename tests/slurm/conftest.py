@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,7 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm() -> None:
+def _ends_in_order() -> Iterator[None]:
+    """Whoever stops pytest with SIGTERM gets the clusters taken down, too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped by SIGTERM", returncode=143))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def slurm(_ends_in_order: None) -> None:
     """Slurm itself: installed if that may be done; without it CI fails and others skip."""
     if os.geteuid() != 0:
         problem = "the test cluster runs as root"

@@ -139,6 +139,20 @@ class Desk:
         assert bad == [], self.logs()
         return found
 
+    def agrees_with_sacct(self, what: str) -> None:
+        """Every job of `what` is completed, says accounting, on the nodes and by the ids that `racelab jobs` says.
+
+        A run has finished a moment before Slurm says so, and accounting lags by up to 2 s.
+        """
+        arrays = sorted({task["job_id"].partition("_")[0] for task in self.jobs(what)})
+
+        def same() -> bool:
+            ours = {task["job_id"]: (task["slurm_state"], task["node"]) for task in self.jobs(what)}
+            theirs = {row["JobID"]: (row["State"], row["NodeList"]) for row in self.cluster.sacct(*arrays)}
+            return ours == theirs and {state for state, _ in theirs.values()} == {"COMPLETED"}
+
+        self.cluster.wait(same, 30, f"sacct and racelab jobs {what} to say the same")
+
     def logs(self) -> str:
         """The end of everything that jobs have printed, for an error message."""
         files = [*self.root.glob(".launches/*/log/*"), *self.root.glob("*/attempts/*.log")]
@@ -186,8 +200,9 @@ class Desk:
         return found
 
     def spool(self, run: str, attempt: int) -> bytes:
-        """What an attempt of a run has recorded."""
-        return (self.root / run / "spool" / f"{attempt}.jsonl").read_bytes()
+        """What an attempt of a run has recorded so far."""
+        file = self.root / run / "spool" / f"{attempt}.jsonl"
+        return file.read_bytes() if file.exists() else b""
 
     def weights(self, run: str) -> tuple[int, str]:
         """Step of the last checkpoint, and the SHA-256 of its tensors."""

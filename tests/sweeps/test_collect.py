@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from racelab.experiments.tracking.spool import SpoolWriter, read_spool
 from racelab.experiments.tracking.tracker import SHIP_VARIABLE
 from racelab.sweeps.cells import Cell, Spec, make_cells, open_cell
 from racelab.sweeps.collect import collect
-from racelab.sweeps.run import make_plan, members, open_sweep
+from racelab.sweeps.run import make_plan, open_sweep
 
 SUMMARY = {"validation": {"judged_reward": {"before": 0.25, "after": 0.375, "difference": 0.125}}}
 
@@ -148,9 +147,3 @@ def test_to_a_file_nothing_is_shipped_but_where_to_is_recorded(
         assert (sweep.path / "attempts" / "1" / "shipper.log").exists() is (name == "server")
         assert SHIP_VARIABLE not in os.environ
     assert not store.exists()
-
-
-def test_the_members_are_those_of_the_sweeps_own_config(tmp_path: Path, cells: list[Cell]) -> None:
-    sweep, runs = started(tmp_path, cells)
-    assert [member["run_id"] for member in members(sweep)] == [run.run_id for run in runs]
-    assert json.loads((sweep.path / "run.json").read_text())["kind"] == "sweep"

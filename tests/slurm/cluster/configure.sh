@@ -110,6 +110,8 @@ write_my_cnf() { # nothing of it need survive a crash of the machine, so it neve
   cat <<CONF
 [mysqld]
 datadir=$DIR/db
+# Its own: a mariadbd that starts removes the temporary tables of others that it finds there, and they die of it.
+tmpdir=$DIR/db-tmp
 socket=$RUN/mysql.sock
 pid-file=$RUN/mariadbd.pid
 log-error=$DIR/log/mariadbd.log

@@ -126,7 +126,7 @@ nodes() {
 }
 
 options
-mkdir -p "$DIR"/{etc,log,run,state,spool,dev,db}
+mkdir -p "$DIR"/{etc,log,run,state,spool,dev,db,db-tmp}
 chmod 755 "$DIR"
 remember
 address=127.0.0.1

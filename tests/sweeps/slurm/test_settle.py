@@ -106,6 +106,17 @@ def test_a_run_that_was_killed_at_work_gets_an_end_record(slurm: FakeSlurm, tmp_
     assert sum('"end"' in line for line in lines) == 1
 
 
+def test_a_job_that_slurm_may_requeue_has_not_ended(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Its node has just failed: the run looks dead, and will go on."""
+    made = submit(slurm, tmp_path / "runs", 2)
+    with made.run(0).lock():
+        begin(made.run(0), 7)
+    slurm.set("12_0", state="NODE_FAIL", nodes="node1", start="2026-11-30T08:00:00")
+    assert [status.live for status in survey([made.folder], Scheduler())] == [True, True]
+    look(made.folder)
+    assert made.run(0).status() == "stale"
+
+
 def test_a_run_that_has_gone_to_another_task_meanwhile_is_left_alone(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
@@ -168,6 +179,11 @@ def test_a_sweep_gets_its_record_once_its_last_job_has_ended(
     slurm.set("12_0", state="COMPLETED", nodes="node1")
     look(folder)
     assert sweep.status() == "queued"
+    second.update(status="interrupted")
+    slurm.set("12_1", restarts=1, reason="BeginTime")
+    look(folder)  # preempted: all have ended, as it seems, but this one goes on
+    assert sweep.status() == "queued"
+    second.update(status="queued")
     slurm.set("12_1", state="FAILED", exit="1:0", nodes="node1", start="2026-11-30T08:00:00")
     look(folder)
     assert second.status() == "failed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from racelab.sweeps.slurm.submit import (
 
 from .fake_slurm import FakeSlurm
 from .hooks import hook, submitted, wait_for
-from .launches import make_batch, make_launch, slurm_launcher
+from .launches import make_batch, slurm_launcher
 from .world import Launched, launched, write_run
 
 LOOK = Task("command", words=("runs",), title="look")
@@ -419,10 +418,3 @@ def test_a_dry_run_has_the_very_scripts_but_for_the_ids_of_jobs(slurm: FakeSlurm
     folder = submit_launch(launch, Scheduler(), quiet)
     train, look = (folder.script(name, 1).read_text() for name in ("train", "look"))
     assert dry == [train, look.replace("afterok:1\n", "'afterok:<train>'\n")]
-
-
-def test_a_launch_on_disk_is_what_it_was(root: Path) -> None:
-    launch = make_launch(root, *graph())
-    folder = LaunchFolder.create(launch)
-    assert folder.launch() == launch
-    assert json.loads((folder.path / "submissions.json").read_text()) == []
