@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from racelab.sweeps.slurm.model import Launch
 
 _SHOWN = 20
+
+
+def refuse_credentials(uris: Iterable[str]) -> None:
+    """Raises ConfigError for a tracking address with a password: another process reads its config from its folder."""
+    from racelab.experiments.tracking.mlflow_store import without_credentials
+
+    for uri in uris:
+        if without_credentials(uri) != uri:
+            raise ConfigError(
+                "tracking.uri holds a user or a password, which the runs would not get: no file keeps it; leave it "
+                f"out (tracking.uri={without_credentials(uri)}) and export the whole address as MLFLOW_TRACKING_URI"
+            )
 
 
 def wants_slurm(plan: Plan) -> bool:
@@ -121,6 +133,7 @@ def submit_train(composed: Composed, launcher: SlurmLauncherConfig, json_output:
     from racelab.sweeps.slurm.scheduler import Scheduler
     from racelab.sweeps.slurm.submit import assignments, check, submit_launch
 
+    refuse_credentials([composed.config.tracking.uri])
     check_reach(composed)
     root = run_root(composed.config.run.root)
     prepare(composed.config, root)

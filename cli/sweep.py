@@ -14,7 +14,7 @@ from typing import Any
 
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import number, on_terminal, print_json, print_table, results, say, seconds
-from racelab.cli.launching import dry_run_plan, submit_plan, wants_slurm
+from racelab.cli.launching import dry_run_plan, refuse_credentials, submit_plan, wants_slurm
 from racelab.cli.shipped import shipped
 from racelab.cli.sweep_rlds import comparison, print_comparison
 from racelab.cli.sweep_view import make_view
@@ -130,7 +130,7 @@ def run_cells(
     if label is not None:
         cells = [replace(cell, label=label(cell.label, cell.config)) for cell in cells]
     root = _root(cells)
-    _refuse_credentials(cells)
+    refuse_credentials({cell.config.tracking.uri for cell in cells})
     plan = make_plan(name, shlex.join(["racelab", *words]), root, cells, options.fresh)
     if (sink := _SINK.get()) is not None:
         sink.append(plan)
@@ -168,18 +168,6 @@ def _root(cells: Sequence[Cell]) -> Path:
     if len(roots) > 1:
         raise ConfigError(f"run.root is one folder for all cells of a sweep, not {' and '.join(roots[:2])}")
     return run_root(roots[0])
-
-
-def _refuse_credentials(cells: Sequence[Cell]) -> None:
-    """Raises ConfigError for a tracking address with a password: a cell reads its config from its folder, without."""
-    from racelab.experiments.tracking.mlflow_store import without_credentials
-
-    for uri in {cell.config.tracking.uri for cell in cells}:
-        if without_credentials(uri) != uri:
-            raise ConfigError(
-                "tracking.uri holds a user or a password, which the cells would not get: no file keeps it; leave it "
-                f"out (tracking.uri={without_credentials(uri)}) and export the whole address as MLFLOW_TRACKING_URI"
-            )
 
 
 def _say_findings(cells: Sequence[Cell]) -> None:

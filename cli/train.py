@@ -147,8 +147,9 @@ def _dry_run(composed: Composed, launcher: SlurmLauncherConfig | None, json_outp
         "config_sha256": composed.sha256,
     }
     if launcher is not None:
-        from racelab.cli.launching import print_dry, train_launch
+        from racelab.cli.launching import print_dry, refuse_credentials, train_launch
 
+        refuse_credentials([c.tracking.uri])
         say(_line(row))
         print_dry(train_launch(composed, launcher, "RUN"), json_output)
         for finding in findings:

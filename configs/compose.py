@@ -391,7 +391,9 @@ def _hydra_compose(
             mend = f"quote it: {word.key}={_quoted(word)}"
             raise ConfigError(f"{word.text}: the value cannot be read; {mend}") from error
         if parsed.is_sweep_override():
-            mend = f"a list is written {word.key}=[{word.value}]"
+            mend = (
+                f"a list is written {word.key}=[{word.value}], a text with commas {word.key}={_quoted(word)}"
+            )
             raise ConfigError(f"{word.text}: one run takes one value; {mend}")
         lines.append(line)
     searched = family.roots(dirs)[1:]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from racelab.experiments import fence
 from racelab.experiments.errors import FencedError, RunFolderError
-from racelab.experiments.fsio import explain, now_iso, try_flock
+from racelab.experiments.fsio import explain, now_iso, rename, try_flock
 
 if TYPE_CHECKING:
     from racelab.experiments.runfolder import RunFolder
@@ -32,6 +32,13 @@ _SILENT_S: Final = 2 * HEARTBEAT_S
 """So long must a fenced holder on another host have been silent before it is passed over."""
 _LOCK_WAIT_S: Final = 0.5  # `status` probes the lock for an instant; an attempt must not fail because of it
 _POLL_S: Final = 0.1
+
+
+def _open(run: RunFolder) -> int:
+    try:
+        return os.open(run.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunFolderError(f"cannot lock {run.path}: {explain(error)}") from error
 
 
 class RunLock:
@@ -52,11 +59,7 @@ class RunLock:
         self._token = fence.held(run.path)
         self._wait_s = fence.wait_s() if self._token else _LOCK_WAIT_S
         deadline = time.monotonic() + self._wait_s
-        path = run.path / "lock"
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise RunFolderError(f"cannot lock {run.path}: {explain(error)}") from error
+        self._fd = _open(run)
         try:
             self._wait_for_flock(deadline)
             self._wait_for_other_host(deadline)
@@ -72,10 +75,23 @@ class RunLock:
         self._thread.start()
 
     def _wait_for_flock(self, deadline: float) -> None:
+        """A process that was replaced and does not even end (suspended, stuck in the kernel) keeps the old file."""
         while not try_flock(self._fd, _POLL_S):
             fence.check(self.run.path)
-            if time.monotonic() >= deadline:
-                raise self._in_use(self.run.holder() or {})
+            if time.monotonic() < deadline:
+                continue
+            holder = self.run.holder() or {}
+            if not self._is_replaced(holder):
+                raise self._in_use(holder)
+            os.close(self._fd)
+            with contextlib.suppress(FileNotFoundError):
+                rename(self.run.path / "lock", self.run.path / ".lock.replaced")
+            self._fd = _open(self.run)
+            deadline = time.monotonic() + _LOCK_WAIT_S
+
+    def _is_replaced(self, holder: dict[str, Any]) -> bool:
+        """Whether the holder had a fence that this process has taken over: nothing that it writes counts any more."""
+        return bool(self._token) and holder.get("fence") not in (None, self._token)
 
     def _wait_for_other_host(self, deadline: float) -> None:
         """The flock is ours, but a holder on another host may never hear of it."""
@@ -83,7 +99,7 @@ class RunLock:
             holder, age = self.run.holder(), self.run.heartbeat_age()
             if holder is None or age is None or holder.get("host") == socket.gethostname():
                 return
-            is_fenced = bool(self._token) and holder.get("fence") not in (None, self._token)
+            is_fenced = self._is_replaced(holder)
             if age >= (_SILENT_S if is_fenced else STALE_S):
                 return
             fence.check(self.run.path)

@@ -94,6 +94,7 @@ class SpoolTracker:
         self._step = next((int(a["from_step"]) for a in run.attempts() if a["attempt"] == attempt), 0)
         self._closed = False
         self._backlog = 0
+        self._counted = -1
         self._next_status = 0.0
         ship = ship and os.environ.get(SHIP_VARIABLE) != "0"
         self.shipper: subprocess.Popen[bytes] | None = self._start_shipper() if ship else None
@@ -161,10 +162,13 @@ class SpoolTracker:
         self._spool.append(records)
 
     def _metrics(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
-        self._step = max(self._step, step)
         finite = split_nonfinite(values)
-        if self.shipper is not None:
+        if (
+            self.shipper is not None and step > self._counted
+        ):  # once a step: a second point would be another value
+            self._counted = step
             finite.setdefault("health/spool_backlog", float(self._lines_behind()))
+        self._step = max(self._step, step)
         return {"kind": "metrics", "step": step, "values": finite}
 
     def _rows(self, table: str, rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:

@@ -249,6 +249,7 @@ def _status(one: _Launched, batch: Batch, index: int, f: Facts, verdict: Verdict
     task, job, run, submission = batch.tasks[index], f.job, f.run, f.submission
     progress = run.progress if run is not None else Progress()
     path = Path(one.launch.root) / task.run
+    log = _log(one.folder, batch, f, path)
     return TaskStatus(
         launch=one.launch.uid,
         batch=batch.name,
@@ -260,7 +261,7 @@ def _status(one: _Launched, batch: Batch, index: int, f: Facts, verdict: Verdict
         path=str(path) if task.run else "",
         state=verdict.state,
         live=verdict.live,
-        reason=verdict.reason,
+        reason=_with_last_line(f, verdict, log),
         mend=verdict.mend,
         job_id=f.job_id,
         slurm_state=job.state if job is not None else "",
@@ -273,10 +274,20 @@ def _status(one: _Launched, batch: Batch, index: int, f: Facts, verdict: Verdict
         metric=REWARD if progress.reward is not None else "",
         value=progress.reward,
         submitted=(submission.submitted or submission.intended) if submission is not None else "",
-        log=_log(one.folder, batch, f, path),
+        log=log,
         ended="" if verdict.live else _ended(f),
         stage=batch.stage,
     )
+
+
+def _with_last_line(f: Facts, verdict: Verdict, log: str) -> str:
+    """The reason; of a job that left no word of its own (a setup line failed, say) with the last line it printed."""
+    if verdict.state not in ("failed", "lost") or f.end is not None or not log:
+        return verdict.reason
+    from racelab.sweeps.launch import last_line  # it knows configs, which a look at jobs does not need
+
+    said = last_line(Path(log))
+    return f"{verdict.reason}: {said}" if said and said not in verdict.reason else verdict.reason
 
 
 def _restarts(f: Facts) -> int | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from racelab.configs.schema_launcher import SlurmLauncherConfig
+from racelab.experiments.environment import redact_command
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.fsio import now_iso
 from racelab.experiments.runfolder import RunFolder
@@ -91,7 +92,7 @@ def new_launch(
     return Launch(
         uid=new_uid(),
         name=slug(name),
-        command=command,
+        command=redact_command(command),
         root=str(root.absolute()),
         cwd=str(Path.cwd()),
         batches=parts,

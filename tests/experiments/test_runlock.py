@@ -92,20 +92,42 @@ def test_a_replaced_process_does_not_so_much_as_make_the_lock(run: RunFolder) ->
     assert not (run.path / "lock").exists()
 
 
-def test_the_wait_has_an_end_and_names_the_process_that_will_not_go(
+def test_a_replaced_process_that_will_not_go_is_passed_over_after_the_wait(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Suspended, it keeps its lock for ever; awake again it finds that the lock is another's."""
     monkeypatch.setenv("RACELAB_FENCE_WAIT", "1")
-    with process(HOLD_LOCK, run, taken(run, "A")) as old:
+    with process(HOLD_LOCK + "lock.release()\nsay('let go')", run, taken(run, "A")) as old:
         assert heard(old) == "has it"
         old.send_signal(signal.SIGSTOP)
         start = time.monotonic()
+        with fence.hold(run.path, taken(run, "B")), run.lock():
+            assert 1 <= time.monotonic() - start < 10
+            mine = run.holder()
+            assert mine is not None
+            assert (mine["pid"], mine["fence"]) == (os.getpid(), "B")
+            old.send_signal(signal.SIGCONT)
+            old.terminate()
+            old.wait(WAIT_S)
+            assert run.holder() == mine
+            assert run.is_held()
+            with process(TAKE_LOCK, run) as third:  # the lock that counts is the new one
+                assert heard(third) == "asks"
+                assert third.wait(WAIT_S) != 0
+        assert run.holder() is None
+
+
+def test_the_wait_has_an_end_and_names_a_process_that_nobody_has_replaced(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RACELAB_FENCE_WAIT", "1")
+    with process(HOLD_LOCK, run) as old:
+        assert heard(old) == "has it"
         with (
             fence.hold(run.path, taken(run, "B")),
             pytest.raises(RunFolderError, match=rf"in use by pid {old.pid} .* after 1 s of waiting"),
         ):
             run.lock()
-        assert 1 <= time.monotonic() - start < 10
 
 
 def elsewhere(run: RunFolder, age_s: float, held: str | None) -> None:
