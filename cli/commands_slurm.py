@@ -87,9 +87,18 @@ def _register_logs(app: typer.Typer, run: Callable[..., int]) -> None:
             typer.Option(min=1, metavar="K", help="What the K-th attempt printed. Default: the newest."),
         ] = None,
         root: _Root = None,
+        json_output: Json = False,
     ) -> int:
-        """Print what a run's newest job printed."""
-        return run("logs", what=what, follow=follow, rank=rank, attempt=attempt, root=root)
+        """Print what a run's newest job printed; --json: where that is."""
+        return run(
+            "logs",
+            what=what,
+            follow=follow,
+            rank=rank,
+            attempt=attempt,
+            root=root,
+            json_output=json_output,
+        )
 
 
 def _register_manage(app: typer.Typer, run: Callable[..., int]) -> None:

@@ -51,10 +51,10 @@ def jobs(
         return 0
     if watch:
         return _watch(look)
-    statuses = _wait(look) if wait else look.now()
+    statuses, well = _wait(look) if wait else (look.now(), True)
     with results():
         _print(look, statuses, json_output)
-    return 1 if wait and any(status.state != "finished" for status in statuses) else 0
+    return 0 if well else 1
 
 
 def _print(look: Look, statuses: Sequence[TaskStatus], json_output: bool) -> None:
@@ -74,7 +74,7 @@ def _say_end(look: Look, statuses: Sequence[TaskStatus]) -> None:
         )
         return
     say(counts(statuses))
-    for line in mends(statuses, None if look.root == run_root("") else look.root):
+    for line in mends(statuses, look.home):
         say(line)
 
 
@@ -103,17 +103,24 @@ def _changes(look: Look) -> Iterator[tuple[list[TaskStatus], list[TaskStatus]]]:
         time.sleep(POLL_S)
 
 
-def _wait(look: Look) -> list[TaskStatus]:
-    """Until none is live; a line per change."""
+def _wait(look: Look) -> tuple[list[TaskStatus], bool]:
+    """(the tasks once none is live, whether those waited for finished); a line per change.
+
+    Waited for is what a name means, or else what was live at the first look: what failed before is no news.
+    """
     found: list[TaskStatus] = []
+    awaited: set[Key] | None = None
     for statuses, changed in _changes(look):
+        if awaited is None:
+            awaited = {key(status) for status in statuses if status.live or look.what is not None}
         if found:
             for status in changed:
                 look.say(change(status))
         elif any(status.live for status in statuses):
             look.say(counts(statuses))
         found = statuses
-    return found
+    ended = [status for status in found if key(status) in (awaited or ()) and status.state != "superseded"]
+    return found, all(status.state == "finished" for status in ended)
 
 
 def _watch(look: Look) -> int:
@@ -176,20 +183,22 @@ class Look:
         if self.what is None:
             self._folders = [folder for folder in all_launches(self.root) if self._is_readable(folder)]
             return bool(self._folders)
-        from racelab.sweeps.slurm.targets import find
+        from racelab.sweeps.slurm.targets import find, with_earlier
 
-        target = self._target = find(self.root, self.what)
+        target = find(self.root, self.what)
+        target = self._target = with_earlier(target) if self.everything else target
         if target.run is not None and not target.launches:
             raise RunFolderError(
                 f"{target.run.run_id} was not launched as a job; `racelab show {self.what}` says how it stands"
             )
         self._folders = list(target.launches)
-        if self.everything and target.run is not None:
-            known = all_launches(target.run.path.parent)
-            self._folders = [
-                folder for folder in known if any(t.run in target.runs for _, _, t in folder.launch().tasks())
-            ]
         return True
+
+    @property
+    def home(self) -> Path:
+        """Folder of the runs that are shown: a path may lead elsewhere."""
+        run = self._target.run if self._target is not None else None
+        return run.path.parent.absolute() if run is not None else self.root
 
     def _is_readable(self, folder: LaunchFolder) -> bool:
         """Whether its record is; one that is not is said, once, and keeps no other from being shown."""
@@ -267,7 +276,7 @@ class Look:
         if self.everything:
             return True
         if status.state == "superseded":
-            return False
-        if since is None or status.live or status.state == "lost":
-            return True
+            return status.leftover
+        if since is None or status.live or (status.state == "lost" and status.mend):
+            return True  # lost without a mend: its run was removed
         return not status.ended or datetime.fromisoformat(status.ended) >= since

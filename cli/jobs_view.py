@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import number, seconds
+from racelab.cli.train import run_root
 from racelab.sweeps.slurm.status import State, TaskStatus
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def counts(statuses: Sequence[TaskStatus]) -> str:
 
 def _by_state(statuses: Sequence[TaskStatus]) -> str:
     states = [status.state for status in statuses]
-    return ", ".join(f"{states.count(state)} {state}" for state in _COUNTED if state in states)
+    return ", ".join(f"{states.count(state):,} {state}" for state in _COUNTED if state in states)
 
 
 def mends(statuses: Iterable[TaskStatus], root: Path | None = None) -> Iterator[str]:
@@ -89,8 +90,9 @@ def mends(statuses: Iterable[TaskStatus], root: Path | None = None) -> Iterator[
 
     Args:
         statuses: any.
-        root: folder of the runs, where the commands would not look by themselves.
+        root: folder of the runs; None: where the commands look by themselves.
     """
+    root = None if root == run_root("") else root
     groups: dict[str, list[TaskStatus]] = {}
     for status in statuses:
         if status.mend:
@@ -100,8 +102,8 @@ def mends(statuses: Iterable[TaskStatus], root: Path | None = None) -> Iterator[
             yield f"{group[0].name} {group[0].state}: {_rooted(group[0].mend, root)}"
             continue
         names = ", ".join(status.name for status in group[:_NAMED])
-        more = f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
-        yield f"{len(group)} {group[0].state}: {_rooted(mend, root)} (of {names}{more})"
+        more = f" and {len(group) - _NAMED:,} more" if len(group) > _NAMED else ""
+        yield f"{len(group):,} {group[0].state}: {_rooted(mend, root)} (of {names}{more})"
 
 
 def _general(status: TaskStatus) -> str:
@@ -113,7 +115,7 @@ def _general(status: TaskStatus) -> str:
 def _rooted(mend: str, root: Path | None) -> str:
     if root is None:
         return mend
-    return re.sub(r"racelab \w+ [^\s;]+", lambda match: f"{match[0]} --root {shlex.quote(str(root))}", mend)
+    return re.sub(r"racelab \w+ [^\s;,]+", lambda match: f"{match[0]} --root {shlex.quote(str(root))}", mend)
 
 
 def change(status: TaskStatus) -> str:

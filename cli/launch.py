@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import print_json, print_table, say
@@ -129,7 +129,7 @@ def _dry_here(stages: Sequence[Planned], json_output: bool) -> None:
 
 def _dry_slurm(graph: Graph, stages: Sequence[Planned], command: str, json_output: bool) -> int:
     """The scripts, the graph and its size; no scheduler is needed."""
-    from racelab.cli.launching import print_dry
+    from racelab.cli.launching import NO_DRY, print_dry
     from racelab.sweeps.slurm.runs import todo
 
     left = {
@@ -138,31 +138,37 @@ def _dry_slurm(graph: Graph, stages: Sequence[Planned], command: str, json_outpu
     _say_finished(left)
     made = _launch_of(graph, stages, left, command)
     if made is None:
-        return _nothing(graph, json_output)
+        _say_nothing(graph)
+        if json_output:
+            print_json(NO_DRY)
+        return 0
     print_dry(made, json_output)
     return 0
 
 
 def _submit(graph: Graph, stages: Sequence[Planned], command: str, json_output: bool) -> int:
     """Checks everything, makes the folders of the runs, and submits the jobs."""
-    from racelab.cli.launching import print_submitted
+    from racelab.cli.launching import print_no_launch, print_submitted
     from racelab.sweeps.slurm.runs import todo
     from racelab.sweeps.slurm.scheduler import Scheduler
-    from racelab.sweeps.slurm.submit import assignments, check, submit_launch
+    from racelab.sweeps.slurm.submit import assignments, checked, prepare, submit_launch
 
     scheduler = Scheduler()
     makers = [(planned.stage.name, planned.runs) for planned in stages if planned.runs is not None]
-    left = {name: todo(runs.plan, scheduler) for name, runs in makers}
+    left = {name: todo(runs.plan, scheduler, say) for name, runs in makers}
     _say_finished(left)
     made = _launch_of(graph, stages, left, command, scheduler)
     if made is None:
-        return _nothing(graph, json_output)
-    for line in check(made, scheduler):
-        say(f"warning: {line}")
+        _say_nothing(graph)
+        if json_output:
+            print_no_launch(_sweep([runs for _, runs in makers]))
+        return 0
+    checked(made, scheduler, say)
+    made = prepare(made)
     assigned = assignments(made)
     for name, runs in makers:
         _make_folders(runs, left[name], assigned)
-    print_submitted(submit_launch(made, scheduler, say), "", json_output)
+    print_submitted(submit_launch(made, scheduler, say), made.sweep, json_output)
     return 0
 
 
@@ -191,26 +197,27 @@ def _launch_of(
         return None
     makers = [planned.runs for planned in stages if planned.runs is not None]
     root = makers[0].plan.root if makers else run_root("")
-    sweeps = [runs.plan.run_id for runs in makers if not runs.single]
     return new_launch(
         graph.name,
         command,
         root,
         batches,
-        sweep=sweeps[0] if len(sweeps) == 1 else "",
+        sweep=_sweep(makers),
         max_array=MAX_ARRAY if scheduler is None else scheduler.limits().max_array,
     )
 
 
-def _nothing(graph: Graph, json_output: bool) -> int:
+def _sweep(makers: Sequence[Runs]) -> str:
+    """Id of the only sweep that a graph makes; "" if there is none, or several."""
+    sweeps = [runs.plan.run_id for runs in makers if not runs.single]
+    return sweeps[0] if len(sweeps) == 1 else ""
+
+
+def _say_nothing(graph: Graph) -> None:
     say(
         f"every run of the graph {graph.name} has finished or has a job: nothing to submit; --fresh in the command "
         "of a stage runs it anew"
     )
-    if json_output:
-        none: dict[str, Any] = {"launch": None, "jobs": []}
-        print_json(none)
-    return 0
 
 
 def _make_folders(runs: Runs, todo: Todo, assigned: Mapping[str, Assignment]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import print_json, print_table, results, say
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from racelab.sweeps.slurm.model import Launch
 
 _SHOWN = 20
+NO_DRY: Final = {"jobs": 0, "gpus": 0, "node_hours": 0, "gpu_hours": 0, "batches": []}
+"""JSON of a dry run that would submit nothing."""
 
 
 def refuse_credentials(uris: Iterable[str]) -> None:
@@ -58,7 +62,7 @@ def dry_run_plan(plan: Plan, json_output: bool) -> None:
             f"all {counted(left.finished, 'cell')} of {plan.run_id} have finished: nothing would be submitted"
         )
         if json_output:
-            print_json({"jobs": 0, "batches": []})
+            print_json(NO_DRY)
         return
     print_dry(plan_launch(plan, left), json_output)
     if left.finished:
@@ -66,7 +70,7 @@ def dry_run_plan(plan: Plan, json_output: bool) -> None:
 
 
 def print_dry(launch: Launch, json_output: bool) -> None:
-    """The scripts and the size of a launch."""
+    """The scripts and, as comments after them, the size of a launch; that is talk too, but not twice on a terminal."""
     from racelab.sweeps.slurm.submit import dry_scripts, graph_lines, totals
 
     scripts = dry_scripts(launch)
@@ -95,9 +99,12 @@ def print_dry(launch: Launch, json_output: bool) -> None:
         print(f"# ----- {batch.name}.sh")
         print(script.rstrip())
         print()
-    for line in graph_lines(launch):
-        say(line)
-    say(f"{totals(launch)}; nothing was submitted")
+    lines = [*graph_lines(launch), f"{totals(launch)}; nothing was submitted"]
+    for line in lines:
+        print(f"# {line}")
+    if not sys.stdout.isatty():
+        for line in lines:
+            say(line)
 
 
 def submit_plan(plan: Plan, resume: bool, json_output: bool) -> int:
@@ -106,7 +113,7 @@ def submit_plan(plan: Plan, resume: bool, json_output: bool) -> int:
     from racelab.sweeps.slurm.scheduler import Scheduler
 
     scheduler = Scheduler()
-    left = runs.todo(plan, scheduler)
+    left = runs.todo(plan, scheduler, say)
     if left.live:
         say(f"{counted(len(left.live), 'cell')} of {plan.run_id} {_have(len(left.live))} a job already")
     if left.finished:
@@ -114,7 +121,7 @@ def submit_plan(plan: Plan, resume: bool, json_output: bool) -> int:
     if not left.cells:
         say(f"nothing to submit; `racelab show {plan.run_id}` shows the sweep")
         if json_output:
-            print_json({"launch": None, "sweep": plan.run_id, "jobs": []})
+            print_no_launch(plan.run_id)
         return 0
     folder = runs.submit_plan(plan, left, scheduler, resume, say)
     print_submitted(folder, plan.run_id, json_output)
@@ -129,9 +136,9 @@ def submit_train(composed: Composed, launcher: SlurmLauncherConfig, json_output:
     """Makes one run's folder and submits it. Returns the exit code."""
     from racelab.cli.train import check_reach, run_root
     from racelab.experiments.session import new_run, prepare
+    from racelab.sweeps.slurm import submit
     from racelab.sweeps.slurm.runs import requeue_folder
     from racelab.sweeps.slurm.scheduler import Scheduler
-    from racelab.sweeps.slurm.submit import assignments, check, submit_launch
 
     refuse_credentials([composed.config.tracking.uri])
     check_reach(composed)
@@ -140,11 +147,9 @@ def submit_train(composed: Composed, launcher: SlurmLauncherConfig, json_output:
     command = shlex.join(["racelab", "train", *composed.overrides])
     scheduler = Scheduler()
 
-    def launch_of(run_id: str) -> Launch:
-        return train_launch(composed, launcher, run_id)
-
-    for line in check(launch_of("RUN"), scheduler):
-        say(f"warning: {line}")
+    launch = train_launch(composed, launcher, "RUN")
+    submit.checked(launch, scheduler, say)
+    launch = submit.prepare(launch)
     folder = new_run(
         composed.config,
         root=root,
@@ -152,9 +157,9 @@ def submit_train(composed: Composed, launcher: SlurmLauncherConfig, json_output:
         overrides=list(composed.overrides),
         command=command,
     )
-    launch = launch_of(folder.run_id)
-    requeue_folder(folder, assignments(launch)[folder.run_id])
-    print_submitted(submit_launch(launch, scheduler, say), "", json_output)
+    launch = replace(launch, batches=train_launch(composed, launcher, folder.run_id).batches)
+    requeue_folder(folder, submit.assignments(launch)[folder.run_id])
+    print_submitted(submit.submit_launch(launch, scheduler, say), "", json_output)
     return 0
 
 
@@ -170,18 +175,24 @@ def train_launch(composed: Composed, launcher: SlurmLauncherConfig, run_id: str)
     return new_launch(name, command, run_root(config.run.root), [batch])
 
 
+def print_no_launch(sweep: str) -> None:
+    """JSON of a command that had nothing to submit, with the keys of one that had."""
+    none: dict[str, Any] = {"launch": None, "sweep": sweep or None, "path": None, "jobs": []}
+    print_json(none)
+
+
 def print_submitted(folder: LaunchFolder, sweep: str, json_output: bool) -> None:
     """What was submitted, as which jobs, and the commands that look after it."""
     from racelab.sweeps.slurm.model import task_job_id
 
     launch = folder.launch()
-    jobs = {batch: submission.job_id for batch, submission in folder.newest().items()}
+    jobs = {batch: submission.job_id for batch, submission in folder.newest().items() if submission.job_id}
     rows: list[Mapping[str, Any]] = [
         {
             "run_id": task.run or None,
             "title": task.title,
             "batch": batch.name,
-            "job_id": task_job_id(jobs[batch.name], batch, index),
+            "job_id": task_job_id(jobs[batch.name], batch, index) if batch.name in jobs else None,
         }
         for batch, index, task in launch.tasks()
     ]
@@ -189,12 +200,14 @@ def print_submitted(folder: LaunchFolder, sweep: str, json_output: bool) -> None
         if json_output:
             print_json({"launch": launch.uid, "sweep": sweep or None, "path": str(folder.path), "jobs": rows})
         else:
-            shown = [[str(row["run_id"] or row["title"]), str(row["job_id"])] for row in rows[:_SHOWN]]
+            shown = [[str(row["run_id"] or row["title"]), str(row["job_id"] or "-")] for row in rows[:_SHOWN]]
             print_table(["run", "job"], shown)
     if len(rows) > _SHOWN and not json_output:
         say(f"and {len(rows) - _SHOWN:,} more")
-    say(f"{counted(len(rows), 'job')} submitted as launch {launch.uid}")
-    what = _typed(launch, str(rows[0]["run_id"] or "") if len(rows) == 1 else sweep)
+    submitted = sum(row["job_id"] is not None for row in rows)
+    say(f"{counted(submitted, 'job')} submitted as launch {launch.uid}")
+    alone = len({batch.stage for batch in launch.batches}) == 1  # other stages are not the sweep's
+    what = _typed(launch, str(rows[0]["run_id"] or "") if len(rows) == 1 else sweep if alone else "")
     run = what if len(rows) == 1 else "RUN"
     say(f"watch: racelab jobs {what} --watch   output: racelab logs {run} -f   stop: racelab cancel {what}")
 

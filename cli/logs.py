@@ -5,14 +5,15 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from racelab.cli.console import say
+from racelab.cli.console import print_json, say
 from racelab.cli.jobs_view import change, mends
 from racelab.cli.train import one_run, reference, run_root
 from racelab.experiments.errors import ConfigError, RunFolderError, UnreachableError
@@ -30,10 +31,15 @@ POLL_S: Final = 0.3
 ASK_S: Final = 10.0
 """Seconds between two questions to the scheduler."""
 _RESTART: Final = re.compile(r"(?P<job>\d+(_\d+)?)-r(?P<restart>\d+)\.log")
+_AROUND: Final = re.compile(r".*\.(?P<job>\d+(_\d+)?)\.(?P<rank>\d+)\.out")
 
 
-def logs(what: str, follow: bool, rank: int, attempt: int | None, root: Path | None) -> int:
+def logs(
+    what: str, follow: bool, rank: int, attempt: int | None, root: Path | None, json_output: bool
+) -> int:
     """Prints the newest job's output, or that of an attempt; with `follow` on and on, until the task has ended.
+
+    JSON: {file, bytes, job_id, restart, rank, attempt} of each file that would be printed; null where a file has none.
 
     Raises:
         ConfigError: options that do not go together, or a word that means several tasks.
@@ -42,10 +48,15 @@ def logs(what: str, follow: bool, rank: int, attempt: int | None, root: Path | N
     """
     if follow and attempt is not None:
         raise ConfigError("-f follows the newest attempt; leave it or --attempt out")
+    if follow and json_output:
+        raise ConfigError("--json says where the logs are, and does not follow them; leave it or -f out")
     source = _source(run_root(str(root) if root else ""), what)
     if follow:
         return _follow(source, rank)
     files = source.newest(rank) if attempt is None else source.of_attempt(attempt, rank)
+    if json_output:
+        print_json([source.facts(file) for file in files])
+        return 0
     if not files or (attempt is None and not source.has_started()):
         _say_standing(source)
     for file in files:
@@ -86,6 +97,14 @@ class Source:
         assert self.folder is not None
         return f"{self.folder.uid}:{self.batch}"
 
+    @property
+    def root(self) -> Path:
+        """Folder of the runs."""
+        if self.run is not None:
+            return self.run.path.parent.absolute()
+        assert self.folder is not None
+        return self.folder.path.parent.parent
+
     def printed(self, rank: int) -> dict[str, Path]:
         """Job -> what it printed on one of its nodes around the run itself, oldest first."""
         if self.folder is None:
@@ -103,18 +122,43 @@ class Source:
         """Whether a job of its launch has; a run without a launch is taken to have."""
         return self.folder is None or bool(self.printed(0))
 
-    def newest(self, rank: int) -> list[Path]:
+    def newest(self, rank: int, wait: bool = False) -> list[Path]:
         """The files of the newest job, those with nothing in them left out; before its first job, of the run's last.
 
         Raises:
-            RunFolderError: the job has no such node, or a run that was started here keeps no log.
+            RunFolderError: the job has no such node (with `wait`: will have none), or a run that was started here
+                keeps no log.
         """
         printed = self.printed(rank)
-        if rank > 0 and not printed and self.has_started():
+        if rank > 0 and not printed and (rank >= self._nodes() if wait else self.has_started()):
             raise RunFolderError(f"{self.name} has printed nothing on a node {rank}; --rank counts from 0")
         job = next(reversed(printed), "")
         around = [printed[job]] if job else []
         return [file for file in [*around, *self._own(job, rank)] if file.stat().st_size]
+
+    def _nodes(self) -> int:
+        """How many its job has."""
+        return 1 if self.folder is None else self.folder.launch().batch(self.batch).launcher.nodes or 1
+
+    def facts(self, file: Path) -> dict[str, Any]:
+        """What a program wants to know of a file."""
+        own, around = _RESTART.fullmatch(file.name), _AROUND.fullmatch(file.name)
+        match = own or around
+        job = match["job"] if match else None
+        restart = int(own["restart"]) if own else None
+        attempt = next(
+            (
+                entry["attempt"]
+                for entry in (self.run.attempts() if self.run is not None and own else [])
+                if (entry.get("slurm_job_id"), entry.get("slurm_restart")) == (job, restart)
+            ),
+            None,
+        )
+        rank = int(around["rank"]) if around else 0
+        size = file.stat().st_size
+        return {
+            "file": str(file), "bytes": size, "job_id": job, "restart": restart, "rank": rank, "attempt": attempt,
+        }  # fmt: skip
 
     def _own(self, job: str, rank: int) -> list[Path]:
         """What the run itself printed: in that job, or in whichever was the last; on the first node it always is."""
@@ -169,8 +213,8 @@ class Source:
             return "" if status in ("running", "queued") else f"{self.name}: {status}"
         end = self.folder.end(self.batch, self.index)
         job = next(reversed(self.printed(0)), "")
-        if end is None or end.status == "requeued" or end.job_id != job:
-            return ""
+        if end is None or end.status in ("requeued", "stopped") or end.job_id != job:
+            return ""  # "stopped" stands there while it still saves, too: the scheduler knows what came of it
         own = self._own(job, 0)
         match = _RESTART.fullmatch(own[-1].name) if own else None
         if match is not None and int(match["restart"]) > end.restart:
@@ -204,8 +248,8 @@ def _source(root: Path, what: str) -> Source:
     if assigned is None:
         return Source(run)
     folder = LaunchFolder(run.path.parent / LAUNCHES / assigned.uid)
-    if not (folder.path / "launch.json").is_file():
-        return Source(run)  # the launch's folder was removed
+    if not folder.is_readable():
+        return Source(run)  # the launch's folder was removed, or is closed to us
     is_array = folder.launch().batch(assigned.batch).is_array
     return Source(run, folder, assigned.batch, assigned.index, is_array)
 
@@ -219,8 +263,10 @@ def _of_launch(target: Target) -> Source:
         if not target.stage or batch.stage == target.stage
     ]
     if len(tasks) > 1:
+        elsewhere = Path(launch.root) != run_root("")
+        where = f" --root {shlex.quote(launch.root)}" if elsewhere else ""
         raise ConfigError(
-            f"{_several(launch, target.stage)}; name one: racelab logs {_examples(launch, target.stage)}"
+            f"{_several(launch, target.stage)}; name one: racelab logs{where} {_examples(launch, target.stage)}"
         )
     batch, index, task = tasks[0]
     run = RunFolder.open(Path(launch.root) / task.run) if task.run else None
@@ -249,7 +295,7 @@ def _say_standing(source: Source) -> None:
         say(f"{source.name}: {source.run.status()}; it has printed nothing yet")
         return
     say(change(status))
-    for line in mends([status]):
+    for line in mends([status], source.root):
         say(line)
 
 
@@ -284,7 +330,7 @@ def _follow(source: Source, rank: int) -> int:
         if not over and time.monotonic() - asked >= ASK_S:
             over, said = _ask(source, said, quiet=bool(readers))
             asked = time.monotonic()
-        for file in source.newest(rank):
+        for file in source.newest(rank, wait=True):
             text = readers.setdefault(file, _Reader(file)).read()
             if text and file != shown:
                 _header(file)

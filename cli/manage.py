@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import print_json, print_table, say
 from racelab.cli.launching import print_submitted
-from racelab.cli.train import run_root
+from racelab.cli.train import reference, run_root
 from racelab.configs.compose import compose, read_composed
 from racelab.configs.schema_launcher import SlurmLauncherConfig
 from racelab.experiments.errors import ConfigError
@@ -27,15 +28,20 @@ def cancel(run: str, downstream: bool, root: Path | None, json_output: bool) -> 
     """Cancels what is live of a run, sweep or launch. JSON: {run_id, title, job_id} of each task cancelled."""
     from racelab.sweeps.slurm import cancel as cancelling
     from racelab.sweeps.slurm.scheduler import Scheduler
-    from racelab.sweeps.slurm.targets import find
+    from racelab.sweeps.slurm.targets import find, with_earlier
 
-    target = find(run_root(str(root) if root else ""), run)
-    _refuse_inline(target)
+    named = find(run_root(str(root) if root else ""), run)
+    target = with_earlier(named)
     scheduler = Scheduler()
     meant, everything = target.tasks(scheduler)
+    meant += target.leftovers(everything)
+    if not named.launches and not meant:
+        raise ConfigError(_without_job(named))
     if downstream:
         meant = cancelling.with_downstream(target, meant, everything)
     done = cancelling.cancel(target, meant, scheduler)
+    if not named.launches:
+        say(f"warning: {_without_job(named)}")
     if json_output:
         print_json([{"run_id": s.run_id or None, "title": s.title, "job_id": s.job_id} for s in done])
         return 0
@@ -43,22 +49,23 @@ def cancel(run: str, downstream: bool, root: Path | None, json_output: bool) -> 
         say(f"nothing of {run} is running or waiting")
         return 0
     print_table(["run", "job", "was"], [[s.run_id or s.title, s.job_id or "-", s.state] for s in done])
-    say(f"{counted(len(done), 'job')} cancelled; go on with: racelab resume {run}")
+    where = ["--root", str(root)] if root else []
+    again = shlex.join(["racelab", "resume", run, *where])
+    say(f"{counted(len(done), 'job')} cancelled; go on with: {again}")
     return 0
 
 
-def _refuse_inline(target: Target) -> None:
-    """Raises ConfigError for a run that no launcher started."""
+def _without_job(target: Target) -> str:
+    """How a run stands that is no job's, for one who wants it cancelled."""
     run = target.run
-    if run is None or target.launches:
-        return
+    assert run is not None
     holder = run.holder() or {}
     if run.is_held():
-        raise ConfigError(
+        return (
             f"no job has {run.run_id}: pid {holder.get('pid')} on host {holder.get('host')} runs it; stop it there "
             f"with `kill {holder.get('pid')}`"
         )
-    raise ConfigError(f"no job has {run.run_id}, and nobody works on it; there is nothing to cancel")
+    return f"no job has {run.run_id}, and nobody works on it; there is nothing to cancel"
 
 
 def resume(
@@ -120,6 +127,9 @@ def _asked(
     words = last_words(overrides)
     if "launcher" not in typed:  # beside what the schema compares with it
         kept = [f"launcher.{key}={getattr(before, key)}" for key in ("time_min", "signal_delay_s")]
+        if typed.get("launcher.container.kind") != "none":
+            inside = before.container.model_dump(mode="json")
+            kept += [f"launcher.container.{key}={json.dumps(value)}" for key, value in inside.items()]
         words = last_words(["launcher=slurm", *kept, *overrides])
     asked = command_launcher(words, config_dirs)
     if not isinstance(asked, SlurmLauncherConfig):
@@ -143,12 +153,17 @@ def _again(
     """A new launch of what is neither finished nor live."""
     from racelab.sweeps.slurm.runs import relaunch
     from racelab.sweeps.slurm.scheduler import Scheduler
+    from racelab.sweeps.slurm.status import is_ours
     from racelab.sweeps.slurm.submit import recover
 
     if "launcher=inline" in overrides:
         raise ConfigError(f"jobs have {named}; to go on with a run of it here: racelab train --resume RUN")
     scheduler = Scheduler()
     for folder in target.launches:
+        if not is_ours(folder):
+            if not folder.is_settled():
+                say(f"launch {folder.uid} is {folder.owner()}'s; its owner's `racelab jobs` submits it")
+            continue
         try:
             for line in recover(folder, scheduler):
                 say(line)
@@ -156,8 +171,12 @@ def _again(
             say(f"warning: {error}")
     meant, everything = target.tasks(scheduler)
     live = [status for status in meant if status.live]
-    left = [status for status in meant if not status.live and status.state != "finished"]
-    _say_live(live, len(meant) - len(live) - len(left))
+    ended = [status for status in meant if not status.live and status.state != "finished"]
+    left = [s for s in ended if not s.run_id or (Path(s.path) / "run.json").is_file()]
+    for status in ended:
+        if status not in left:
+            say(f"the folder of {status.run_id} is gone; it is left out")
+    _say_live(live, len(meant) - len(live) - len(ended))
     _say_others(target, meant)
     if not left:
         return _nothing(named, json_output)
@@ -186,7 +205,7 @@ def _nothing(named: str, json_output: bool) -> int:
 def _say_live(live: Sequence[TaskStatus], finished: int) -> None:
     if live:
         jobs = ", ".join(status.job_id or status.title for status in live[:5])
-        more = f" and {len(live) - 5} more" if len(live) > 5 else ""
+        more = f" and {len(live) - 5:,} more" if len(live) > 5 else ""
         say(f"{counted(len(live), 'job')} {'is' if len(live) == 1 else 'are'} live already: {jobs}{more}")
     if finished:
         say(f"{counted(finished, 'job')} finished before")
@@ -198,8 +217,11 @@ def _say_others(target: Target, meant: Sequence[TaskStatus]) -> None:
         return
     for run_id in sorted(target.runs - {status.run_id for status in meant}):
         path = target.run.path.parent / run_id
-        status = RunFolder.open(path).status() if path.exists() else "not there yet"
-        mend = f"racelab resume {run_id}" if path.exists() else target.run.info()["command"]
+        there = (path / "run.json").is_file()
+        status = RunFolder.open(path).status() if there else "not there yet"
+        mend = (
+            f"racelab resume {reference(RunFolder(path, run_id))}" if there else target.run.info()["command"]
+        )
         if status not in ("finished", "running"):
             say(f"{run_id} is {status}, and no launch has it; go on with: {mend}")
 
@@ -210,7 +232,14 @@ def _first_time(
     """A run that was started here goes on as a job."""
     from racelab.sweeps.slurm.runs import refuse_held, refuse_misfit, requeue_folder
     from racelab.sweeps.slurm.scheduler import Scheduler
-    from racelab.sweeps.slurm.submit import assignments, check, new_launch, run_batch, submit_launch
+    from racelab.sweeps.slurm.submit import (
+        assignments,
+        checked,
+        new_launch,
+        prepare,
+        run_batch,
+        submit_launch,
+    )
 
     if folder.info().get("kind") == "sweep":
         raise ConfigError(
@@ -231,8 +260,8 @@ def _first_time(
     batch = run_batch("train", [(folder.run_id, title)], asked)
     launch = new_launch(title, command, folder.path.parent, [batch])
     scheduler = Scheduler()
-    for line in check(launch, scheduler):
-        say(f"warning: {line}")
+    checked(launch, scheduler, say)
+    launch = prepare(launch)
     requeue_folder(folder, assignments(launch)[folder.run_id])
     print_submitted(submit_launch(launch, scheduler, say), "", json_output)
     return 0

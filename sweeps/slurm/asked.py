@@ -16,6 +16,7 @@ class Asked:
     Attributes:
         at: clock (monotonic, s) of the first, None if none has come.
         user: clock of the first SIGUSR2.
+        term: clock of the first SIGTERM or SIGINT.
         terms: how many SIGTERM or SIGINT have come.
     """
 
@@ -23,6 +24,7 @@ class Asked:
         """None has come."""
         self.at: float | None = None
         self.user: float | None = None
+        self.term: float | None = None
         self.terms = 0
 
     def listen(self) -> None:
@@ -36,4 +38,5 @@ class Asked:
         if signum == signal.SIGUSR2:
             self.user = now if self.user is None else self.user
         else:
+            self.term = now if self.term is None else self.term
             self.terms += 1

@@ -37,14 +37,14 @@ def with_downstream(
 
 
 def cancel(target: Target, tasks: Sequence[TaskStatus], scheduler: Scheduler) -> list[TaskStatus]:
-    """Cancels the tasks that may still run or start; returns them.
+    """Cancels the tasks that may still run or start, and jobs whose run another has by now; returns them.
 
     A run that is being worked on saves a checkpoint first, within the time that the cluster gives it.
 
     Raises:
         UnreachableError: the scheduler does not answer; the tasks stay marked, and cancelling again is safe.
     """
-    live = [status for status in tasks if status.live]
+    live = [status for status in tasks if status.live or status.leftover]
     for status in live:
         target.folder(status).cancel(status.batch, status.index)
     scheduler.cancel(_job_ids(target, live))

@@ -220,6 +220,7 @@ def warnings(request: Request, cluster: Cluster) -> Iterator[str]:
         for problem in _too_long(request, found):
             yield f"{problem.text}; unless launcher.qos={request.qos} allows more"
     yield from _short(request)
+    yield from _container(request)
     yield from _cancelled(request, cluster.limits, found)
 
 
@@ -239,6 +240,17 @@ def _short(request: Request) -> Iterator[str]:
         f"asked to stop {f'after {left} s' if left > 0 else 'at once'}, for Slurm's signal comes up to {EARLY_S} s "
         f"early; {then}"
     )
+
+
+def _container(request: Request) -> Iterator[str]:
+    """Images: the process that asks for the requeue runs in them."""
+    kind = request.launcher.container.kind
+    if kind != "none" and request.launcher.requeue:
+        yield (
+            f"launcher.container.kind={kind}: a job asks for its requeue from inside the image, which needs squeue "
+            "and scontrol for that (and what they need to reach Slurm); without them a job that is preempted or "
+            "reaches its time limit goes on by `racelab resume` only"
+        )
 
 
 def _cancelled(request: Request, limits: Limits, partitions: list[Partition]) -> Iterator[str]:

@@ -40,7 +40,9 @@ DEPTH_VARIABLE: Final = "RACELAB_LAUNCH_DEPTH"
 _RANKS: Final = frozenset(
     f"{whose}{what}" for whose in ("", "LOCAL_", "GROUP_", "ROLE_", "NODE_") for what in ("RANK", "WORLD_SIZE")
 ) | {"ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}  # fmt: skip
-_OF_A_PARENT: Final = frozenset({"RACELAB_PARENT_PID"})
+_OF_A_PARENT: Final = frozenset({"RACELAB_PARENT_PID", "RACELAB_NODES_DIR", "RACELAB_DEBUG"})
+_OF_OUR_JOB: Final = frozenset({"OMP_NUM_THREADS"})
+"""What our own jobs set for what they start, from the cores of that job; elsewhere it is the user's own."""
 _OF_A_JOB: Final = frozenset(
     {
         "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
@@ -65,6 +67,7 @@ def clean(present: Mapping[str, str]) -> dict[str, str]:
     """
     in_job = "SLURM_JOB_ID" in present
     gone = _RANKS | _OF_A_PARENT | (_OF_A_JOB if in_job else frozenset())
+    gone |= _OF_OUR_JOB if DEPTH_VARIABLE in present else frozenset()
     return {
         name: value
         for name, value in present.items()

@@ -6,6 +6,7 @@
 - `log/`: what the jobs printed before and around the run itself, `<batch>.<job>.<rank>.out`
 - `ends/<batch>.<index>.json`: how the newest attempt of a task ended, by the job itself (an `End`)
 - `cancelled/<batch>.<index>`: there if someone asked to cancel the task
+- `resumed/<batch>.<index>`: id of the launch that has the task, a command, now
 - `nodes/<batch>.<index>/<rank>.json`: who waits on the further nodes of a task
 - `submit.lock`: held while a process submits
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -24,7 +26,15 @@ from typing import Any, Final
 
 from racelab.configs.schema_launcher import SlurmLauncherConfig
 from racelab.experiments.errors import RunFolderError
-from racelab.experiments.fsio import explain, file_lock, now_iso, read_json, try_flock, write_json_atomic
+from racelab.experiments.fsio import (
+    explain,
+    file_lock,
+    now_iso,
+    read_json,
+    try_flock,
+    write_json_atomic,
+    write_text_atomic,
+)
 from racelab.sweeps.slurm.model import After, Batch, Launch, Submission, Task
 
 LAUNCHES: Final = ".launches"
@@ -73,20 +83,34 @@ class LaunchFolder:
 
     @classmethod
     def create(cls, launch: Launch) -> LaunchFolder:
-        """Writes `launch.json` under the launch's root.
+        """Makes a launch's folder under its root, with its `launch.json`.
+
+        Raises:
+            RunFolderError: nothing can be written there.
+        """
+        folder = cls.make(launch)
+        folder.publish(launch)
+        return folder
+
+    @classmethod
+    def make(cls, launch: Launch) -> LaunchFolder:
+        """All but `launch.json`: nobody takes it for a launch until `publish`.
 
         Raises:
             RunFolderError: nothing can be written there.
         """
         path = Path(launch.root) / LAUNCHES / launch.uid
         try:
-            for name in ("scripts", "log", "ends", "cancelled", "nodes"):
+            for name in ("scripts", "log", "ends", "cancelled", "resumed", "nodes"):
                 (path / name).mkdir(parents=True)
         except OSError as error:
             raise RunFolderError(f"cannot create {path}: {explain(error)}") from error
         write_json_atomic(path / "submissions.json", [])
-        write_json_atomic(path / "launch.json", {"schema": SCHEMA, **_plain(launch)})
         return cls(path)
+
+    def publish(self, launch: Launch) -> None:
+        """Writes `launch.json`: from now on the launch is there, and whoever finds it may submit what is missing."""
+        write_json_atomic(self.path / "launch.json", {"schema": SCHEMA, **_plain(launch)})
 
     @property
     def uid(self) -> str:
@@ -111,8 +135,28 @@ class LaunchFolder:
             raise RunFolderError(f"{file} is damaged ({error}); remove the folder") from error
 
     def submissions(self) -> list[Submission]:
-        """All of them, oldest first."""
-        return [Submission(**entry) for entry in read_json(self.path / "submissions.json")]
+        """All of them, oldest first.
+
+        Raises:
+            RunFolderError: `submissions.json` is missing or damaged.
+        """
+        file = self.path / "submissions.json"
+        try:
+            return [Submission(**entry) for entry in read_json(file)]
+        except TypeError as error:
+            raise RunFolderError(f"{file} is damaged ({error}); remove the folder") from error
+
+    def is_readable(self) -> bool:
+        """Whether it is there for this user: another's may be closed; one that is being made has no record yet."""
+        return os.access(self.path / "launch.json", os.R_OK)
+
+    def owner(self) -> str:
+        """Who made it: a name, or a number that has none here."""
+        uid = self.path.stat().st_uid
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return str(uid)
 
     def newest(self) -> dict[str, Submission]:
         """Batch -> its newest submission; a batch that nobody has tried to submit is not in it."""
@@ -175,14 +219,42 @@ class LaunchFolder:
         """Whether someone did."""
         return (self.path / "cancelled" / f"{batch}.{index}").exists()
 
+    def hand_on(self, batch: str, index: int, uid: str) -> None:
+        """Remembers which launch has a command's task now; runs say that themselves."""
+        (self.path / "resumed").mkdir(exist_ok=True)
+        write_text_atomic(self.path / "resumed" / f"{batch}.{index}", uid)
+
+    def handed_on(self, batch: str, index: int) -> LaunchFolder | None:
+        """The launch that has the task now; None: this one. One that was never finished making counts for nothing."""
+        try:
+            uid = (self.path / "resumed" / f"{batch}.{index}").read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        other = LaunchFolder(self.path.parent / uid)
+        return other if other.is_there() else None
+
+    def is_there(self) -> bool:
+        """Whether its `launch.json` has been written; so it has where another user's folder is closed."""
+        try:
+            return (self.path / "launch.json").is_file()
+        except PermissionError:
+            return True
+
     def nodes_dir(self, batch: str, index: int) -> Path:
         """Where the further nodes of a task report."""
         return self.path / "nodes" / f"{batch}.{index}"
 
     @contextlib.contextmanager
     def submitting(self) -> Iterator[bool]:
-        """Whether this process has the right to submit; another that has it is at work. Released by its death."""
-        fd = os.open(self.path / "submit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Whether this process has the right to submit; another that has it is at work. Released by its death.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+        """
+        try:
+            fd = os.open(self.path / "submit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunFolderError(f"cannot write in {self.path}: {explain(error)}") from error
         try:
             yield try_flock(fd, 0.05)
         finally:
@@ -190,12 +262,12 @@ class LaunchFolder:
 
 
 def all_launches(root: Path) -> list[LaunchFolder]:
-    """The launches under a root, oldest first; folders without a `launch.json` are being made."""
+    """The launches under a root that can be read, oldest first."""
     folder = root / LAUNCHES
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder) if _UID.fullmatch(entry.name))
-    return [LaunchFolder(folder / name) for name in names if (folder / name / "launch.json").is_file()]
+    return [launch for launch in (LaunchFolder(folder / name) for name in names) if launch.is_readable()]
 
 
 def stamped(launch_uid: str) -> str:

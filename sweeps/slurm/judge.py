@@ -99,7 +99,7 @@ def judge(facts: Facts) -> Verdict:
 
     | known | state | live |
     |---|---|---|
-    | its run is assigned to another task | superseded | no |
+    | its run is assigned to another task; with a mend if the controller still has its job | superseded | no |
     | the run's folder says finished | finished | no |
     | no job, and cancelled meanwhile | cancelled | no |
     | no job, sbatch refused it | refused | no |
@@ -138,7 +138,12 @@ def judge(facts: Facts) -> Verdict:
 
 
 def _reassigned(f: Facts) -> Verdict | None:
-    return None if f.ours else Verdict("superseded", reason="the run is assigned to a later job")
+    if f.ours:
+        return None
+    if _lives(f):
+        reason = "its run was taken by hand or by a later launch, and its job is still there"
+        return Verdict("superseded", reason=reason, mend=f"racelab cancel {f.launch} removes the job")
+    return Verdict("superseded", reason="the run is assigned to a later job")
 
 
 def _finished(f: Facts) -> Verdict | None:
@@ -352,6 +357,8 @@ def _lost(f: Facts) -> Verdict:
         known = f"Slurm does not know job {f.job_id} any more"
     record = "" if f.accounting or f.job is not None else " and keeps no accounts"
     left = "without a word" if f.end is None else "after it was to go on"
+    if f.is_run and f.run is None:  # nothing is there that could go on
+        return Verdict("lost", reason=f"{known}{record}, and its run folder is gone or damaged")
     return Verdict("lost", reason=f"{known}{record}: it ended {left}", mend=f"racelab resume {f.name}")
 
 

@@ -207,6 +207,11 @@ def task_job_id(job_id: str, batch: Batch, index: int) -> str:
     return f"{job_id}_{index}" if batch.is_array else job_id
 
 
+def share(limit: int, number: int, parts: int) -> int:
+    """What part `number` of several gets of a limit: at least 1. Example: 4 among 3 are 2, 1, 1."""
+    return max(1, limit // parts + (number < limit % parts))
+
+
 def split(batch: Batch, max_array: int) -> tuple[Batch, ...]:
     """The batch in parts of at most `max_array` tasks; their names are `<name>`, `<name>-2`, ...
 
@@ -222,8 +227,7 @@ def split(batch: Batch, max_array: int) -> tuple[Batch, ...]:
     for number, tasks in enumerate(parts):
         launcher = batch.launcher
         if limit is not None:
-            share = limit // len(parts) + (number < limit % len(parts))
-            launcher = launcher.model_copy(update={"max_parallel": max(1, share)})
+            launcher = launcher.model_copy(update={"max_parallel": share(limit, number, len(parts))})
         name = batch.name if number == 0 else f"{batch.name}-{number + 1}"
         found.append(replace(batch, name=name, tasks=tasks, launcher=launcher))
     return tuple(found)

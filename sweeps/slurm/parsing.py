@@ -20,6 +20,8 @@ _QUEUE_FIELDS: Final = (
 )  # fmt: skip
 QUEUE_FORMAT: Final = f":{SEPARATOR},".join(_QUEUE_FIELDS) + ":"
 """For `squeue -O`; without a width, fields are not cut."""
+START_FORMAT: Final = f"JobArrayID:{SEPARATOR},State:{SEPARATOR},RestartCnt:"
+"""The same, for one question."""
 _RECORD_FIELDS: Final = (
     "JobID", "State", "Reason", "NodeList", "ExitCode", "Start", "End", "Submit", "ElapsedRaw", "TimelimitRaw",
     "JobName",
@@ -116,6 +118,14 @@ def queue_jobs(text: str) -> dict[str, Job]:
             expected=moment(start) if state in _NOT_STARTED else None,
         )
     return found
+
+
+def queue_starts(text: str) -> dict[str, tuple[str, int]]:
+    """Id -> state and number of restarts, as `squeue -h -r -O START_FORMAT` printed them."""
+    return {
+        task: (base(state), int(restarts) if restarts.strip().isdecimal() else 0)
+        for task, state, restarts in _rows(text, 3)
+    }
 
 
 def recorded_jobs(text: str) -> dict[str, Job]:

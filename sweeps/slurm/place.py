@@ -111,8 +111,10 @@ class Place:
         return end if end is not None and end.status == "failed" and end.restart == self.me.restart else None
 
     def write_end(self, status: str, code: int, reason: str, step: int | None, idle: int = 0) -> None:
-        """Says how this attempt ended."""
-        me = self.me
+        """Says how this attempt ended, unless a later start of the job has said how that one did."""
+        me, last = self.me, self.end()
+        if last is not None and last.restart > me.restart:
+            return
         end = End(status, code, reason, me.job, me.restart, me.node, now_iso(), step, idle)
         self.folder.write_end(self.batch.name, me.index, end)
 

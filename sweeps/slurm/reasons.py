@@ -71,6 +71,13 @@ _BLOCKS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Reasons that no time cures -> what they mean, and the commands that help."""
 
+_SENTENCES: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
+    (re.compile(r"Job's account not (known|permitted)\b"), "AccountNotAllowed"),
+    (re.compile(r"Job's QOS not (known|permitted)\b"), "QOSNotAllowed"),
+    (re.compile(r"Nodes required for job are DOWN\b"), "ReqNodeNotAvail"),
+)
+"""What Slurm says in a sentence, with blanks or (some versions) underscores in it -> the word for it."""
+
 _PER_JOB: Final = re.compile(r"(QOS|Assoc)(Max|Min)(?P<what>\w+?)(PerJob|PerJobLimit|NotSatisfied)")
 """`QOSMaxNodePerJobLimit`, `AssocMaxWallDurationPerJobLimit`, `QOSMinCpuNotSatisfied`, ..."""
 _KEYS: Final[Mapping[str, str]] = {
@@ -93,7 +100,8 @@ def waiting(reason: str, *, job_id: str, name: str, launch: str) -> Waiting:
     Example: `PartitionTimeLimit` gives a text and the mend `racelab cancel NAME; racelab resume NAME
     launcher.time_min=N`; `Resources` gives `waits for free nodes (Resources)` and no mend.
     """
-    word = reason.partition(",")[0].strip()
+    said = reason.replace("_", " ")
+    word = next((word for begins, word in _SENTENCES if begins.match(said)), reason.partition(",")[0].strip())
     if word in ("", "None"):
         return Waiting("")
     if word in _BLOCKS:

@@ -126,9 +126,16 @@ class Scheduler:
         Raises:
             UnreachableError: squeue does not answer.
         """
-        lines = self._squeue("-j", *_checked([job_id]), "-o", "%i %T").splitlines()
-        states = {job: state for job, _, state in (line.partition(" ") for line in lines)}
-        return states.get(job_id, "")
+        return self.state_and_restarts(job_id)[0]
+
+    def state_and_restarts(self, job_id: str) -> tuple[str, int]:
+        """As `state`, and how often the job was requeued: SLURM_RESTART_COUNT of the start that the state is of.
+
+        Raises:
+            UnreachableError: squeue does not answer.
+        """
+        text = self._squeue("-j", *_checked([job_id]), "-O", parsing.START_FORMAT)
+        return parsing.queue_starts(text).get(job_id, ("", 0))
 
     def find(self, names: Iterable[str], since: str) -> dict[str, str]:
         """Names of jobs of this user -> id of the job or array, where there is one: two calls at most.

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from racelab.experiments.errors import RacelabError
-from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.runfolder import STALE_S, RunFolder
 from racelab.sweeps.collect import collect
 from racelab.sweeps.slurm.folder import LaunchFolder
 from racelab.sweeps.slurm.model import Assignment
-from racelab.sweeps.slurm.status import TaskStatus
+from racelab.sweeps.slurm.status import TaskStatus, is_ours
 
 _FAILED: Final = frozenset({"failed", "out_of_memory", "lost", "refused"})
 _STOPPED: Final = frozenset({"cancelled", "timeout", "preempted", "node_fail", "interrupted"})
@@ -19,6 +19,8 @@ _STOPPED: Final = frozenset({"cancelled", "timeout", "preempted", "node_fail", "
 
 def settle(launches: Sequence[LaunchFolder], statuses: Sequence[TaskStatus]) -> list[str]:
     """Closes runs that no job has any more, and writes the records of sweeps whose cells have all ended.
+
+    Of our own launches only: a cluster may hide the jobs of others, which then look lost.
 
     Args:
         launches: those that were surveyed.
@@ -28,23 +30,36 @@ def settle(launches: Sequence[LaunchFolder], statuses: Sequence[TaskStatus]) -> 
         What could not be written, a line each; looking at jobs must not fail because of it.
     """
     problems = []
+    ours = {folder.uid: folder for folder in launches if is_ours(folder)}
     for status in statuses:
-        if status.run_id and not status.live and status.state in _FAILED | _STOPPED:
+        if status.launch in ours and _is_to_close(status):
             word = "failed" if status.state in _FAILED else "interrupted"
-            job = f"job {status.job_id}: " if status.job_id else ""
             try:
-                close(status, word, f"{job}{status.reason or status.state}")
+                close(status, word, status.reason or status.state)
             except RacelabError as error:
                 problems.append(str(error))
     live = {status.launch for status in statuses if status.live}
-    for folder in launches:
-        if folder.uid in live:
+    for uid, folder in ours.items():
+        if uid in live:
             continue
         try:
             _collect(folder)
         except RacelabError as error:
             problems.append(str(error))
     return problems
+
+
+def _is_to_close(status: TaskStatus) -> bool:
+    """Whether the task's run needs an end; one that was removed does not."""
+    if not status.run_id or status.live or status.state not in _FAILED | _STOPPED:
+        return False
+    path = Path(status.path)
+    if not (path / "run.json").is_file():
+        return False
+    age = RunFolder(path, path.name).heartbeat_age()
+    return (
+        status.state != "lost" or age is None or age >= STALE_S
+    )  # a process that was there just now may be yet
 
 
 def close(status: TaskStatus, word: str, reason: str) -> bool:

@@ -93,6 +93,11 @@ class TaskStatus:
         """What the commands take for it: the run's id, or `LAUNCH:STAGE`."""
         return self.run_id or f"{self.launch}:{self.stage}"
 
+    @property
+    def leftover(self) -> bool:
+        """Whether its job is still in the queue though the run is another's: a job that nothing else tells of."""
+        return self.state == "superseded" and bool(self.mend)
+
 
 def survey(
     folders: Sequence[LaunchFolder], scheduler: Scheduler, since: datetime | None = None
@@ -133,12 +138,12 @@ def owners(root: Path, runs: Collection[str], scheduler: Scheduler) -> dict[str,
     facts = {name: glance(root / name) for name in runs}
     uids = sorted({f.assigned.uid for f in facts.values() if f is not None and f.assigned is not None})
     folders = [LaunchFolder(root / LAUNCHES / uid) for uid in uids]
-    there = [folder for folder in folders if (folder.path / "launch.json").is_file()]
+    there = [folder for folder in folders if folder.is_readable()]
     return {s.run_id: s for s in survey(there, scheduler) if s.live and s.run_id in facts}
 
 
 def is_ours(folder: LaunchFolder) -> bool:
-    """Whether this user made the launch; nobody else may finish submitting it."""
+    """Whether this user made the launch; nobody else may finish submitting it, or close its runs."""
     return folder.path.stat().st_uid == os.getuid()
 
 
@@ -235,12 +240,17 @@ def _with_job(facts: Facts, launch: Launch, batch: Batch, table: Table) -> Facts
 
 
 def _with_run(facts: Facts, launch: Launch, batch: Batch, index: int, task: Task) -> Facts:
-    """The run's folder, and whether the run is this task's; whichever submission: the newest one counts."""
+    """The run's folder, and whether the run is this task's; whichever submission: the newest one counts.
+
+    A run that is assigned to a launch that was never finished making, or was removed, is still the task's.
+    """
+    launches = Path(launch.root) / LAUNCHES
     if not task.run:
-        return facts
+        return replace(facts, ours=LaunchFolder(launches / launch.uid).handed_on(batch.name, index) is None)
     run = glance(Path(launch.root) / task.run)
     of = run.assigned if run is not None else None
-    ours = run is None or (of is not None and (of.uid, of.batch, of.index) == (launch.uid, batch.name, index))
+    mine = of is not None and (of.uid, of.batch, of.index) == (launch.uid, batch.name, index)
+    ours = run is None or mine or (of is not None and not LaunchFolder(launches / of.uid).is_there())
     return replace(facts, run=run, ours=ours)
 
 

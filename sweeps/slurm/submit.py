@@ -2,9 +2,10 @@
 
 The order is what makes that true:
 
-1. the code is copied, the run folders are there, each naming the task that may work on it (`Assignment`)
-2. `launch.json`: everything that is to be submitted
-3. per batch: the intent with a number, then sbatch with a job name that holds launch, batch and number, then the job id
+1. the code is copied, the launch's folder made (`prepare`)
+2. the run folders are there, each naming the task that may work on it (`Assignment`)
+3. `launch.json`: everything that is to be submitted; before it the assignments count for nothing
+4. per batch: the intent with a number, then sbatch with a job name that holds launch, batch and number, then the job id
 
 Who finds an intent without a job id (`recover`) looks for a job of that name. If there is one it is adopted. If not,
 the batch is submitted under the next number and the runs are assigned to that: should the first sbatch come through
@@ -37,6 +38,7 @@ from racelab.sweeps.slurm.model import (
     Submission,
     Task,
     job_name,
+    share,
     split,
 )
 from racelab.sweeps.slurm.scheduler import Scheduler
@@ -67,7 +69,10 @@ def run_batch(
 def by_allocation(
     stage: str, runs: Sequence[tuple[str, str, SlurmLauncherConfig]], after: Sequence[After] = ()
 ) -> tuple[Batch, ...]:
-    """Batches of one stage: one for each different allocation that its runs (folder, title, launcher) ask for."""
+    """Batches of one stage: one for each different allocation that its runs (folder, title, launcher) ask for.
+
+    Those that ask for one `max_parallel` share it.
+    """
     alike: dict[str, list[tuple[str, str, SlurmLauncherConfig]]] = {}
     for run in runs:
         alike.setdefault(run[2].model_dump_json(), []).append(run)
@@ -75,6 +80,22 @@ def by_allocation(
     for number, group in enumerate(alike.values()):
         batch = run_batch(stage, [(run, title) for run, title, _ in group], group[0][2], after)
         found.append(batch if number == 0 else replace(batch, name=f"{stage}.{number + 1}"))
+    return share_limits(found)
+
+
+def share_limits(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """Slurm limits each array by itself, so the batches of one stage with one limit share it out."""
+    found = []
+    for number, batch in enumerate(batches):
+        limit = batch.launcher.max_parallel
+        alike = [
+            i for i, b in enumerate(batches)
+            if (b.stage, b.launcher.max_parallel) == (batch.stage, limit)
+        ]  # fmt: skip
+        if limit is not None:
+            update = {"max_parallel": share(limit, alike.index(number), len(alike))}
+            batch = replace(batch, launcher=batch.launcher.model_copy(update=update))
+        found.append(batch)
     return tuple(found)
 
 
@@ -143,21 +164,55 @@ def check(launch: Launch, scheduler: Scheduler) -> list[str]:
         return preflight.check(launch, scheduler, scripts)
 
 
+def checked(launch: Launch, scheduler: Scheduler, say: Say) -> None:
+    """`check`, with its warnings said."""
+    for line in check(launch, scheduler):
+        say(f"warning: {line}")
+
+
+def prepare(launch: Launch) -> Launch:
+    """Copies the code and makes the launch's folder, so that what is left to write after the assignments is little.
+
+    Returns:
+        The launch with the place of its code, for `submit_launch`.
+
+    Raises:
+        RunFolderError: nothing can be written under the root.
+    """
+    launch = replace(launch, code=str(snapshot.take(Path(launch.root))))
+    LaunchFolder.make(launch)
+    return launch
+
+
 def _with_code(launch: Launch) -> Launch:
     """With the place of the code's copy, whether that is there already or not."""
     return replace(launch, code=launch.code or str(snapshot.place(Path(launch.root))))
 
 
 def submit_launch(launch: Launch, scheduler: Scheduler, say: Say) -> LaunchFolder:
-    """Hands every batch to Slurm. `check` has been called; the run folders are there and assigned to this launch.
+    """Hands every batch of a launch that is prepared to Slurm; the run folders are there and assigned to it.
 
     Raises:
         ConfigError: Slurm refused a batch; the message says what has been submitted before it.
         RunFolderError: nothing can be written under the root.
         UnreachableError: Slurm gave no answer; `recover` finds out what it did.
     """
-    code = snapshot.take(Path(launch.root))
-    folder = LaunchFolder.create(replace(launch, code=str(code)))
+    folder = LaunchFolder(Path(launch.root) / LAUNCHES / launch.uid)
+    try:
+        folder.publish(launch)
+        _submit_or_wait(folder, scheduler, say)
+    except KeyboardInterrupt:
+        if folder.is_there() and not folder.is_settled():
+            say(
+                f"interrupted: racelab jobs submits what is missing of launch {folder.uid}, "
+                f"racelab cancel {folder.uid} drops it"
+            )
+        raise
+    return folder
+
+
+def _submit_or_wait(folder: LaunchFolder, scheduler: Scheduler, say: Say) -> None:
+    """Submits every batch, or waits for the process that does."""
     if not _try_to_submit(folder, scheduler):
         say(f"another process has seen launch {folder.uid} and submits it; waiting for it")
         while not _try_to_submit(folder, scheduler):
@@ -165,7 +220,6 @@ def submit_launch(launch: Launch, scheduler: Scheduler, say: Say) -> LaunchFolde
         for submission in folder.newest().values():
             if submission.error:
                 raise ConfigError(f"{submission.error}; when that is mended: racelab resume {folder.uid}")
-    return folder
 
 
 def _try_to_submit(folder: LaunchFolder, scheduler: Scheduler) -> bool:
@@ -179,6 +233,8 @@ def _try_to_submit(folder: LaunchFolder, scheduler: Scheduler) -> bool:
 def recover(folder: LaunchFolder, scheduler: Scheduler) -> list[str]:
     """Finishes what a submitter that died has left; does nothing where all is submitted or someone is at it.
 
+    Nothing either inside of an array, each of whose tasks would do it, nor below too many launches.
+
     Returns:
         What was done, a line each.
 
@@ -188,6 +244,10 @@ def recover(folder: LaunchFolder, scheduler: Scheduler) -> list[str]:
     """
     if folder.is_settled():
         return []
+    try:
+        environment.refuse_nested(os.environ)
+    except ConfigError as error:
+        return [f"launch {folder.uid}: its submitter has died, and it is not submitted from here: {error}"]
     with folder.submitting() as mine:
         return _submit_missing(folder, scheduler) if mine else []
 

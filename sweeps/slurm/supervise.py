@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import signal
@@ -29,6 +30,9 @@ FENCE_S: Final = 1.0
 """Seconds between two looks at the run's fence."""
 STOPPED: Final = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT})
 """Codes of a child that was told to stop: after it has saved, or before it had anything to save."""
+TERM_BUSY_S: Final = 3.0
+"""How long after SIGTERM a job is handed back although its child still works, where Slurm does not say how long the
+grace time of a preempted job is. The requeue leaves the child KillWait (usually 30 s) to save."""
 _SPARE_S: Final = 30
 _MARK: Final = "--- job "
 
@@ -89,7 +93,14 @@ def _ignore_user_signal() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # for this process and all it starts
 
 
-def watch(child: Child, asked: Asked, is_fenced: Callable[[], bool], busy_s: float | None) -> Seen:
+def watch(
+    child: Child,
+    asked: Asked,
+    is_fenced: Callable[[], bool],
+    busy_s: float | None,
+    note: Callable[[], None] | None = None,
+    term_s: Callable[[], float] = lambda: TERM_BUSY_S,
+) -> Seen:
     """Until the child has ended, somebody else has its run, or it does not stop.
 
     Args:
@@ -97,8 +108,11 @@ def watch(child: Child, asked: Asked, is_fenced: Callable[[], bool], busy_s: flo
         asked: the signals.
         is_fenced: looks at the run's fence.
         busy_s: seconds after a SIGUSR2 at which the child is called busy; None: it may take as long as it is let.
+        note: called once the child has been asked to stop.
+        term_s: gives the same for a SIGTERM; asked once, when the first has come.
     """
     told = False
+    patience: float | None = None
     next_look = time.monotonic()
     while not child.has_ended():
         now = time.monotonic()
@@ -109,10 +123,45 @@ def watch(child: Child, asked: Asked, is_fenced: Callable[[], bool], busy_s: flo
         if asked.at is not None and not told:
             child.ask()
             told = True
-        if busy_s is not None and asked.user is not None and now - asked.user > busy_s:
+            if note is not None:
+                note()
+        if busy_s is not None and asked.term is not None and patience is None:
+            patience = term_s()
+        if busy_s is not None and _is_busy(asked, now, busy_s, patience):
             return "busy"
         time.sleep(POLL_S)
     return "fenced" if is_fenced() else "ended"
+
+
+def term_patience(partition: str) -> float:
+    """How long after SIGTERM a child may go on saving before its job is handed back.
+
+    Where preempted jobs are requeued there is no hurry: Slurm does that itself at the end of the grace time, all of
+    which is for saving. Where they are cancelled the job must have asked before that.
+
+    Args:
+        partition: of the job; "" if unknown.
+
+    Example: partition with PreemptMode=CANCEL and GraceTime=60: 30 s; with PreemptMode=REQUEUE: for ever.
+    """
+    from racelab.experiments.errors import UnreachableError
+    from racelab.sweeps.slurm.scheduler import Scheduler
+
+    try:
+        limits = Scheduler(timeout_s=5).limits()
+    except (UnreachableError, LookupError, ValueError):  # an answer that nobody can read is none
+        return TERM_BUSY_S
+    found = limits.partitions.get(partition)
+    if found is None:
+        return TERM_BUSY_S
+    if "REQUEUE" in found.preempt_mode:
+        return math.inf
+    return max(TERM_BUSY_S, found.grace_s / 2)
+
+
+def _is_busy(asked: Asked, now: float, busy_s: float, term_s: float | None) -> bool:
+    by_user = asked.user is not None and now - asked.user > busy_s
+    return by_user or (asked.term is not None and term_s is not None and now - asked.term > term_s)
 
 
 def busy_after_s(signal_delay_s: int) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from racelab.configs.suggest import did_you_mean, near
@@ -39,6 +39,10 @@ class Target:
         meant = [s for s in everything if s.state != "superseded" and self._means(s)]
         return meant, everything
 
+    def leftovers(self, everything: Sequence[TaskStatus]) -> list[TaskStatus]:
+        """The tasks meant whose run is another's by now, and whose job is there all the same."""
+        return [status for status in everything if status.leftover and self._means(status)]
+
     def _means(self, status: TaskStatus) -> bool:
         if self.runs:
             return status.run_id in self.runs
@@ -67,6 +71,28 @@ def find(root: Path, text: str) -> Target:
         _check_stage(found[0], stage)
         return Target(None, (found[0],), stage)
     return _of_run(root, resolve(root, text))
+
+
+def with_earlier(target: Target) -> Target:
+    """With every launch that its runs have ever been in, for a job of one of them may still be there."""
+    if target.run is None:
+        return target
+    found = launches_with(target.run.path.parent, target.runs)
+    return replace(target, launches=tuple(sorted({*target.launches, *found}, key=lambda folder: folder.uid)))
+
+
+def launches_with(root: Path, runs: Collection[str]) -> list[LaunchFolder]:
+    """The launches, oldest first, that these runs are or were in; damaged ones are left out."""
+    found = []
+    for folder in all_launches(root):
+        try:
+            tasks = [task.run for _, _, task in folder.launch().tasks()]
+            folder.submissions()
+        except RunFolderError:
+            continue  # none that can be looked at; `racelab jobs` warns of it
+        if any(run in runs for run in tasks):
+            found.append(folder)
+    return found
 
 
 _LEAST = 9
@@ -100,4 +126,4 @@ def _launches_of(root: Path, runs: Sequence[str]) -> list[LaunchFolder]:
             if assigned is not None:
                 uids.add(assigned.uid)
     folders = [LaunchFolder(root / LAUNCHES / uid) for uid in sorted(uids)]
-    return [folder for folder in folders if (folder.path / "launch.json").is_file()]
+    return [folder for folder in folders if folder.is_readable()]

@@ -7,6 +7,7 @@ one whose run another attempt has.
 from __future__ import annotations
 
 import contextlib
+import functools
 import subprocess
 import sys
 import time
@@ -24,7 +25,16 @@ from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.slurm import nodes
 from racelab.sweeps.slurm.asked import Asked
 from racelab.sweeps.slurm.folder import End
-from racelab.sweeps.slurm.handback import await_stop, hand_back, idle_requeues
+from racelab.sweeps.slurm.handback import (
+    LATER,
+    MAX_BARREN,
+    await_stop,
+    barren_reason,
+    barren_starts,
+    hand_back,
+    idle_reason,
+    idle_requeues,
+)
 from racelab.sweeps.slurm.model import Assignment
 from racelab.sweeps.slurm.place import NOT_OURS, Place
 from racelab.sweeps.slurm.supervise import (
@@ -38,6 +48,7 @@ from racelab.sweeps.slurm.supervise import (
     said_last,
     shipping,
     signal_name,
+    term_patience,
     watch,
 )
 
@@ -66,9 +77,7 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str], asked: Asked, wo
     place = Place.find(arguments, environ)
     me = place.me
     if me.rank > 0 and not place.task.every_node:
-        nodes.report(place.nodes_dir, me, environ)
-        patience = place.batch.launcher.signal_delay_s + nodes.GATHER_S
-        return nodes.stand_by(place.nodes_dir, me, asked, patience)
+        return _stand_by(place, environ, asked)
     attempt = TaskAttempt(place, environ, asked, words)
     try:
         code = attempt.work()
@@ -80,6 +89,24 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str], asked: Asked, wo
     finally:
         if me.nodes > 1 and me.rank == 0:
             nodes.close(place.nodes_dir, me)
+
+
+def _stand_by(place: Place, environ: Mapping[str, str], asked: Asked) -> int:
+    """A further node of a task that its first one does.
+
+    That this one failed is written down: srun then stops the first rank, to which that looks like a preemption.
+    """
+    me = place.me
+    try:
+        nodes.report(place.nodes_dir, me, environ)
+        patience = place.batch.launcher.signal_delay_s + nodes.GATHER_S
+        return nodes.stand_by(place.nodes_dir, me, asked, patience)
+    except Exception as error:
+        with contextlib.suppress(RacelabError, OSError):
+            if not place.replaced():
+                code, reason = _summary(error)
+                place.write_end("failed", code, f"rank {me.rank} on {me.node}: {reason}", None)
+        raise
 
 
 @dataclass(slots=True)
@@ -97,6 +124,7 @@ class TaskAttempt:
         child: once it has started.
         before: step of the newest checkpoint at the start.
         last: how the attempt before ended, in the same job.
+        void: a later start of the job runs, so that this one has nothing to say.
         started: clock (monotonic, s).
     """
 
@@ -110,6 +138,7 @@ class TaskAttempt:
     child: Child | None = None
     before: int | None = None
     last: End | None = None
+    void: bool = False
     started: float = field(default_factory=time.monotonic)
 
     def work(self) -> int:
@@ -133,7 +162,10 @@ class TaskAttempt:
         try:
             self._take()
         except FencedError as error:
-            return _say(NOT_OURS, f"{error}; nothing to do")
+            return _say(0 if self._is_replaced_by_later() else NOT_OURS, f"{error}; nothing to do")
+        barren = self._barren()
+        if barren >= MAX_BARREN:
+            return self._failed(1, barren_reason(barren, self._newest()))
         self._meet()
         if self.asked.at is not None:  # stopped before it began
             return self._stopped()
@@ -162,8 +194,7 @@ class TaskAttempt:
         if self.log is not None and not isinstance(error, RacelabError):
             with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as log:
                 traceback.print_exception(error, file=log)
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        code = error.exit_code if isinstance(error, RacelabError) else 1
+        code, reason = _summary(error)
         with contextlib.suppress(RacelabError, OSError):
             if not self.place.replaced() and not self._is_fenced():
                 self._failed(code, reason)
@@ -209,7 +240,9 @@ class TaskAttempt:
         assert self.child is not None
         launcher, handed = self.place.batch.launcher, False
         busy_s = busy_after_s(launcher.signal_delay_s) if launcher.requeue and self._decides else None
-        seen = watch(self.child, self.asked, self._is_fenced, busy_s)
+        partition = self.environ.get("SLURM_JOB_PARTITION", "")
+        patience = functools.partial(term_patience, partition)
+        seen = watch(self.child, self.asked, self._is_fenced, busy_s, self._note_asked, patience)
         if seen == "busy":
             handed = self._while_busy()
             seen = watch(self.child, self.asked, self._is_fenced, None)
@@ -248,13 +281,34 @@ class TaskAttempt:
         return code
 
     def _fenced(self) -> int:
-        """Another attempt has the run. If it is a later one of this very task, the `End` is that one's to write."""
+        """Another attempt has the run. If it is a later one of this very task, the `End` is that one's to write.
+
+        Then the code is 0, too: any other and srun would kill what it takes for the same step of the job.
+        """
         assert self.run is not None
         present = fence.read(self.run.path)
         taken = "its fence is gone" if present is None else f"taken over by {present.holder()}"
-        if present is None or present.launch != self.place.assignment.to_json():
+        ours = present is not None and present.launch == self.place.assignment.to_json()
+        if not ours:
             self.place.write_end("fenced", NOT_OURS, taken, self._step())
-        return _say(NOT_OURS, f"fenced: run {self.run.run_id} {taken}")
+        return _say(0 if ours else NOT_OURS, f"fenced: run {self.run.run_id} {taken}")
+
+    def _is_replaced_by_later(self) -> bool:
+        """Whether a later start of this very job has the run."""
+        present = fence.read(self.place.run)
+        if present is None or present.launch != self.place.assignment.to_json():
+            return False
+        return (present.job_id, True) == (self.place.me.job, (present.restart or 0) > self.place.me.restart)
+
+    def _note_asked(self) -> None:
+        """A first word as soon as a signal comes; a child that takes too long to save is killed with this process."""
+        if not self._decides or self._is_fenced() or self.place.failed_elsewhere() is not None:
+            return
+        why = "cancelled" if self.place.is_cancelled() else self._why()
+        try:
+            self.place.write_end("stopped", STOPPED_CODE, why, self._step(), self._idle())
+        except RunFolderError as error:  # a full disk must not keep the child from saving
+            print(f"racelab: {error}", flush=True)
 
     def _cancelled(self) -> int:
         self.place.write_end("stopped", STOPPED_CODE, "cancelled", self._step())
@@ -264,6 +318,8 @@ class TaskAttempt:
         """It was asked to stop, and has. Returns the exit code."""
         if not self._decides:
             return 0  # for any other code srun would kill the first rank, which has the rest to do
+        if self._is_fenced():
+            return self._fenced()
         failed = self.place.failed_elsewhere()
         if failed is not None:
             return failed.exit_code
@@ -273,16 +329,18 @@ class TaskAttempt:
         if tired:
             return self._failed(1, tired)
         refused = self._hand_back()
+        if self.void:
+            return _say(0, refused)
         if refused:
             self.place.write_end("stopped", STOPPED_CODE, refused, self._step(), self._idle())
         return STOPPED_CODE
 
     def _while_busy(self) -> bool:
         """Whether the job is requeued although its child still works; what that saves until it is killed counts."""
-        if self.place.is_cancelled() or self.place.failed_elsewhere() is not None:
+        if self._is_fenced() or self.place.is_cancelled() or self.place.failed_elsewhere() is not None:
             return False
         refused = self._too_idle() or self._hand_back()
-        if refused:  # it may still end in time; if not, this is the last word
+        if refused and not self.void:  # it may still end in time; if not, this is the last word
             self.place.write_end("stopped", STOPPED_CODE, refused, self._step(), self._idle())
         return not refused
 
@@ -298,26 +356,36 @@ class TaskAttempt:
             except RunFolderError as error:  # a full disk must not keep the job from going on later
                 print(f"racelab: {error}", flush=True)
 
-        refused = hand_back(self.place.me.job, note)
+        refused = hand_back(self.place.me.job, self.place.me.restart, note)
+        self.void = refused == LATER
         if refused:
             return f"{why}; {refused}"
         await_stop(self.asked, terms)
         return ""
 
     def _too_idle(self) -> str:
-        """Why the job is given up at the time limit; "" as long as it is not."""
+        """Why the job is given up at a stop that would come again; "" as long as it is not."""
         launcher, idle = self.place.batch.launcher, self._idle()
-        if not launcher.requeue or not self._at_limit() or idle <= launcher.max_idle_requeues:
+        if not launcher.requeue or not self._comes_again() or idle <= launcher.max_idle_requeues:
             return ""
-        limit = f"launcher.time_min (now {launcher.time_min})"
+        return idle_reason(idle, self._at_limit(), launcher.time_min, self._newest())
+
+    def _barren(self) -> int:
+        """Starts of the job without a new checkpoint, before this one."""
+        me = self.place.me
+        attempts = [] if self.run is None else self.run.attempts()
+        return barren_starts(attempts, me.job, me.restart, self.before)
+
+    def _newest(self) -> str:
+        """The newest checkpoint, for people; "" for a command."""
         if self.run is None:
-            return f"the command reached its time limit {idle} times, each time from its start; raise {limit}"
+            return ""
         step = self._step()
-        newest = "none so far" if step is None else f"the newest is of step {step}"
-        return (
-            f"the time limit came {idle} times in a row without a new checkpoint ({newest}); raise {limit} or lower "
-            "checkpoint.every"
-        )
+        return "none so far" if step is None else f"the newest is of step {step}"
+
+    def _comes_again(self) -> bool:
+        """Whether what stops it now is no accident of the cluster: the time limit, or no signal of Slurm's."""
+        return self._at_limit() or self.asked.at is None
 
     def _at_limit(self) -> bool:
         """Whether the signal that came was the one before the time limit, as far as the clock can tell."""
@@ -333,7 +401,7 @@ class TaskAttempt:
         return "asked to stop by SIGTERM" if self.asked.at is not None else "stopped by a signal, not Slurm's"
 
     def _idle(self) -> int:
-        return idle_requeues(self.last, self.before, self._step(), self._at_limit())
+        return idle_requeues(self.last, self.before, self._step(), self._comes_again())
 
     def _step(self) -> int | None:
         return None if self.run is None else _newest_step(self.run)
@@ -347,6 +415,12 @@ class TaskAttempt:
         except RunFolderError:
             return False
         return present is None or present.token != self.token
+
+
+def _summary(error: Exception) -> tuple[int, str]:
+    """Exit code and a line for an `End`."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return (error.exit_code if isinstance(error, RacelabError) else 1), reason
 
 
 def _is_finished(run: RunFolder) -> bool:

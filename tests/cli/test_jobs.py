@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,7 +150,6 @@ def test_what_ended_long_ago_and_what_a_later_job_replaced_is_shown_on_demand(
     old.submit(slurm.add("12", name=old.name(), tasks=2, **gone))
     slurm.set("12_0", state="TIMEOUT", end="2026-01-02T07:05:00")
     slurm.set("12_1", state="TIMEOUT", end=now(hours=23))
-    again = launched(runs / "x", make_batch(tasks=[Task("run", "run-1", title="race-s1")]), uid=new_uid())
 
     def shown(*words: str) -> list[tuple[str, str]]:
         return [(row["run_id"], row["state"]) for row in call("jobs", *words, "--json").json()]
@@ -158,7 +158,7 @@ def test_what_ended_long_ago_and_what_a_later_job_replaced_is_shown_on_demand(
     assert shown(UID) == [("run-0", "timeout"), ("run-1", "timeout")]
     assert shown("--all") == shown(UID)
 
-    old.run(1).update(launch=Assignment(again.launch.uid, "cells", 0, 1).to_json())
+    old.run(1).update(launch=None)  # its job is over, too
     assert shown() == []
     assert call("jobs").err == (
         "nothing is live, and nothing has ended in the last 24 hours; --all shows what was launched before\n"
@@ -229,6 +229,55 @@ def test_another_root(call: Call, slurm: FakeSlurm, tmp_path: Path) -> None:
     assert done.err.splitlines()[1] == (
         f"run-0 failed: racelab logs run-0 --root '{root}' shows why; racelab resume run-0 --root '{root}'"
     )
+
+
+def test_a_path_to_another_root_is_enough_for_the_mend(call: Call, slurm: FakeSlurm, tmp_path: Path) -> None:
+    root = tmp_path / "elsewhere"
+    one = launched(root, uid=new_uid())
+    one.submit(slurm.add("12", name=one.name(), **over("TIMEOUT")))
+    done = call("jobs", str(root / "run-0"))
+    assert done.err.splitlines()[1] == (
+        f"run-0 timeout: racelab resume run-0 --root {root}, with launcher.time_min=N for a longer limit"
+    )
+
+
+def test_a_job_whose_run_was_taken_by_hand_is_shown_until_it_is_gone(
+    call: Call, slurm: FakeSlurm, runs: Path
+) -> None:
+    one = launched(runs, uid=new_uid())
+    one.submit(slurm.add("12", name=one.name(), reason="Priority"))
+    one.run().update(launch=None)
+    done = call("jobs")
+    assert lines(done.out)[1][:2] == ["run-0 (race-s0)", "superseded"]
+    assert done.err.splitlines() == [
+        "1 job: 1 superseded",
+        f"run-0 superseded: racelab cancel {one.launch.uid} removes the job",
+    ]
+    assert call("jobs", "--wait").code == 0  # it is no part of what is waited for
+    slurm.set("12", state="CANCELLED")
+    assert call("jobs", "--json").json() == []
+
+
+def test_a_run_that_was_removed_is_not_told_of_for_ever(call: Call, slurm: FakeSlurm, runs: Path) -> None:
+    old = launched(runs, runs=2, uid=UID)
+    old.submit("12")
+    shutil.rmtree(old.run(0).path)
+    done = call("jobs")
+    assert [line[0] for line in lines(done.out)[1:]] == ["run-1 (race-s1)"]
+    assert "warning" not in done.err
+    assert [line[:2] for line in lines(call("jobs").out)[1:]] == [["run-1 (race-s1)", "failed"]]
+    assert [row["state"] for row in call("jobs", "--all", "--json").json()] == ["lost", "failed"]
+
+
+def test_all_of_a_run_is_shown_beside_a_damaged_launch(call: Call, sweep: Launched, runs: Path) -> None:
+    for number, (file, text) in enumerate(
+        (("launch.json", '{"schema": 99}'), ("submissions.json", '[{"numero": 1}]')), 1
+    ):
+        uid = f"20260101T000000-aaaaa{number}"
+        bad = launched(runs / uid, uid=uid).folder.path.rename(runs / ".launches" / uid)
+        (bad / file).write_text(text)
+    done = call("jobs", "run-1", "--all")
+    assert (done.code, lines(done.out)[1][0]) == (0, "run-1 (race-s1)")
 
 
 def test_options_that_do_not_go_together(call: Call) -> None:
@@ -326,6 +375,24 @@ def test_wait_ends_when_nothing_is_live(
     assert said[1] == "run-0 (race-s0): running on node3 (job 12): starting"
     assert said[2].startswith(f"run-0 (race-s0): {state} (job 12)")
     assert said[3] == f"1 job: 1 {state}"
+
+
+def test_wait_without_a_name_does_not_count_what_had_ended_before(
+    call: Call, slurm: FakeSlurm, runs: Path, quick: None
+) -> None:
+    one = launched(runs, runs=2, uid=new_uid())
+    one.submit(slurm.add("12", name=one.name(), tasks=2, **running()))
+    slurm.set("12_0", **over("FAILED", "1:0"))
+
+    def ends() -> None:
+        one.run(1).update(status="finished")
+        slurm.set("12_1", **over("COMPLETED"))
+
+    thread = after(slurm, 2, ends)
+    done = call("jobs", "--wait")
+    thread.join(30)
+    assert (done.code, [line[1] for line in lines(done.out)[1:]]) == (0, ["failed", "finished"])
+    assert call("jobs", one.launch.uid, "--wait").code == 1
 
 
 def test_wait_outlives_a_controller_that_is_away(
@@ -444,6 +511,14 @@ def test_mends_that_many_tasks_share_are_said_once() -> None:
         "2 blocked: scontrol release JOB (of full-s5-0123456789, full-s6-0123456789)",
         "full-s7-0123456789 refused: racelab resume L launcher.KEY=VALUE",
     ]
+
+
+def test_thousands_are_written_alike() -> None:
+    many = [status(n, state="blocked", mend=f"scontrol release 12_{n}") for n in range(1003)]
+    assert jobs_view.counts(many) == "1,003 jobs: 1,003 blocked"
+    (line,) = jobs_view.mends(many)
+    assert line.startswith("1,003 blocked: scontrol release JOB (of ")
+    assert line.endswith(" and 1,000 more)")
 
 
 def test_a_low_terminal_shows_what_matters_first() -> None:

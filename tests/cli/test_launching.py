@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from racelab.cli.launching import print_submitted
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.run import members
+from racelab.sweeps.slurm.model import Submission
 
 from ..sweeps.slurm.fake_slurm import FakeSlurm
 from ..sweeps.slurm.hooks import submitted
@@ -96,7 +99,8 @@ def test_a_sweep_is_one_array_and_what_has_a_job_or_an_end_is_not_submitted_agai
     assert again.code == 0
     assert f"3 cells of {sweep.run_id} have a job already" in again.err
     assert f"nothing to submit; `racelab show {sweep.run_id}` shows the sweep" in again.err
-    assert call(*SWEEP, "--json").json() == {"launch": None, "sweep": sweep.run_id, "jobs": []}
+    none: dict[str, object] = {"launch": None, "sweep": sweep.run_id, "path": None, "jobs": []}
+    assert call(*SWEEP, "--json").json() == none
     assert submitted(slurm) == 1
 
     older = {"version": "0.1", "sha": "0" * 40, "diff": None}
@@ -117,7 +121,10 @@ def test_a_sweep_is_one_array_and_what_has_a_job_or_an_end_is_not_submitted_agai
     assert call(*SWEEP).code == 0
     assert submitted(slurm) == 2
     dry = call(*SWEEP, "--dry-run", "--json")
-    assert (dry.code, dry.json()) == (0, {"jobs": 0, "batches": []})
+    assert (dry.code, dry.json()) == (
+        0,
+        {"jobs": 0, "gpus": 0, "node_hours": 0, "gpu_hours": 0, "batches": []},
+    )
     assert f"all 3 cells of {sweep.run_id} have finished" in dry.err
 
     fresh = call(*SWEEP, "--fresh", "--json").json()
@@ -269,6 +276,7 @@ def test_a_dry_run_needs_no_slurm_and_writes_nothing(call: Call, home: Path) -> 
         "3 jobs in 1 submission, 0 GPUs in all, at most 4.5 node hours and 0 GPU hours (each job up to its limit, "
         "once); nothing was submitted",
     ]
+    assert sweep.out.splitlines()[-2:] == [f"# {line}" for line in sweep.err.splitlines()[-2:]]
     found = call(*SWEEP, "--dry-run", "launcher.time_min=90", "--json").json()
     (batch,) = found.pop("batches")
     assert found == {"jobs": 3, "gpus": 0, "node_hours": 4.5, "gpu_hours": 0.0}
@@ -296,3 +304,52 @@ def test_the_script_of_a_dry_run_is_the_one_that_is_submitted(
     (folder,) = launches(home)
     uid = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
     assert uid.sub("UID", dry["script"]) == uid.sub("UID", folder.script("cells", 1).read_text())
+
+
+# --- what is left -------------------------------------------------------------------------------------------
+
+
+def test_the_same_command_submits_what_its_dead_submitter_left(
+    slurm: FakeSlurm, call: Call, home: Path
+) -> None:
+    """Nothing was submitted; then there is a job, and no second launch."""
+    assert call(*SWEEP).code == 0
+    (folder,) = launches(home)
+    slurm.set(*slurm.jobs(), queue=False, record=False)
+    (folder.path / "submissions.json").write_text("[]")
+    done = call(*SWEEP, "--json")
+    assert done.code == 0, done.err
+    job = folder.newest()["cells"].job_id
+    assert f"its submitter had died; submitted now as job {job} (cells)" in done.err
+    assert (done.json()["jobs"], len(launches(home)), submitted(slurm)) == ([], 1, 2)
+
+
+def test_of_a_graph_with_a_sweep_the_whole_launch_is_watched(
+    slurm: FakeSlurm, call: Call, home: Path
+) -> None:
+    (home / "g.yaml").write_text(
+        "name: g\nbase: [task=frozenlake, launcher=slurm, tracking=none]\nstages:\n"
+        "  both: {command: 'train --seeds 0,1'}\n  look: {command: 'show {both}', after: [both]}\n"
+    )
+    done = call("launch", "g.yaml", "--json")
+    assert done.code == 0, done.err
+    (sweep,) = runs(home, "sweep")
+    (folder,) = launches(home)
+    assert done.json()["sweep"] == sweep.run_id
+    assert f"watch: racelab jobs {folder.uid} --watch" in done.err
+    (home / "g.yaml").write_text((home / "g.yaml").read_text().partition("  look:")[0])
+    nothing: dict[str, object] = {"launch": None, "sweep": sweep.run_id, "path": None, "jobs": []}
+    assert call("launch", "g.yaml", "--json").json() == nothing
+
+
+def test_what_was_cancelled_before_it_was_submitted_has_no_job(
+    slurm: FakeSlurm, call: Call, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*SWEEP).code == 0
+    (folder,) = launches(home)
+    (folder.path / "submissions.json").write_text("[]")
+    folder.record(Submission("cells", 1, error="cancelled before it was submitted"))
+    print_submitted(folder, "", json_output=True)
+    captured = capsys.readouterr()
+    assert [row["job_id"] for row in json.loads(captured.out)["jobs"]] == [None] * 3
+    assert f"0 jobs submitted as launch {folder.uid}" in captured.err

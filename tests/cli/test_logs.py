@@ -167,6 +167,22 @@ def test_a_launch_of_one_task_names_it(call: Call, slurm: FakeSlurm, runs: Path)
     assert call("logs", one.launch.uid).out == "the run\n"
 
 
+def test_json_says_where_the_logs_are(call: Call, slurm: FakeSlurm, runs: Path) -> None:
+    one = launched(runs)
+    one.submit("12")
+    out, own = around(one, "cells.12.0", "preempted\n"), log(one, "12-r1", "step 1\n")
+    attempts(one, {"slurm_job_id": "12"}, {"slurm_job_id": "12", "slurm_restart": 1})
+    done = call("logs", "run-0", "--json")
+    assert (done.code, done.err) == (0, "")
+    job = {"job_id": "12", "rank": 0}
+    assert done.json() == [
+        {"file": str(out), "bytes": 10, **job, "restart": None, "attempt": None},
+        {"file": str(own), "bytes": 7, **job, "restart": 1, "attempt": 2},
+    ]
+    assert "--json says where the logs are" in call("logs", "run-0", "--json", "-f").err
+    assert slurm.calls() == []
+
+
 # --- what is not --------------------------------------------------------------------------------------------
 
 
@@ -179,6 +195,18 @@ def test_a_run_that_waits_says_why(call: Call, slurm: FakeSlurm, runs: Path) -> 
         "run-0 (race-s0): blocked (job 12): a limit above the partition's (PartitionTimeLimit)",
         "run-0 blocked: racelab cancel run-0; racelab resume run-0 launcher.time_min=N",
     ]
+
+
+def test_commands_to_type_name_the_folder_of_the_runs(call: Call, slurm: FakeSlurm, tmp_path: Path) -> None:
+    root = tmp_path / "elsewhere"
+    one = launched(root, runs=2)
+    one.submit(slurm.add("12", name=one.name(), tasks=2, reason="PartitionTimeLimit"))
+    (mend,) = call("logs", str(root / "run-0")).err.splitlines()[1:]
+    assert mend == (
+        f"run-0 blocked: racelab cancel run-0 --root {root}; racelab resume run-0 --root {root} launcher.time_min=N"
+    )
+    several = call("logs", one.launch.uid, "--root", str(root))
+    assert f"name one: racelab logs --root {root} run-0, run-1" in several.err
 
 
 def test_a_run_that_waits_to_go_on_shows_what_it_printed_before(
@@ -231,11 +259,11 @@ def test_following_and_an_attempt_do_not_go_together(call: Call, runs: Path) -> 
 class Follower:
     """`racelab logs RUN -f` in a process of its own."""
 
-    def __init__(self, run: str, folder: Path) -> None:
+    def __init__(self, run: str, folder: Path, *words: str) -> None:
         self.out, self.err = folder / "followed.out", folder / "followed.err"
         with open(self.out, "wb") as out, open(self.err, "wb") as err:
-            words = [sys.executable, "-m", "racelab.cli.main", "logs", run, "-f"]
-            self.process = subprocess.Popen(words, stdout=out, stderr=err)
+            command = [sys.executable, "-m", "racelab.cli.main", "logs", run, "-f", *words]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
 
     def sees(self, text: str) -> None:
         self._waits_for(self.out, text)
@@ -256,11 +284,11 @@ class Follower:
 
 
 @pytest.fixture
-def follow(tmp_path: Path) -> Iterator[Callable[[str], Follower]]:
+def follow(tmp_path: Path) -> Iterator[Callable[..., Follower]]:
     started: list[Follower] = []
 
-    def start(run: str) -> Follower:
-        started.append(Follower(run, tmp_path))
+    def start(run: str, *words: str) -> Follower:
+        started.append(Follower(run, tmp_path, *words))
         return started[-1]
 
     yield start
@@ -305,6 +333,25 @@ def test_following_from_the_queue_over_a_requeue_to_the_end(
         f"--- {second}",
         "run-0: failed: the loss is not finite",
     ]
+
+
+def test_following_another_node_waits_for_its_first_line(
+    call: Call, slurm: FakeSlurm, runs: Path, follow: Callable[..., Follower]
+) -> None:
+    """The first node has begun, the second has not; a third there will never be."""
+    one = launched(runs, make_batch(nodes=2))
+    one.submit(slurm.add("12", name=one.name(), state="RUNNING", nodes="node[1-2]"))
+    around(one, "cells.12.0", "first node\n")
+    follower = follow("run-0", "--rank", "1")
+    follower.says("running")
+    around(one, "cells.12.1", "second node\n")
+    follower.sees("second node\n")
+    one.end("finished")
+    assert follower.ends()[0] == "second node\n"
+    assert follower.process.returncode == 0
+    none = call("logs", "run-0", "-f", "--rank", "2")
+    assert (none.code, none.out) == (2, "")
+    assert "has printed nothing on a node 2" in none.err
 
 
 def test_following_a_job_that_dies_without_a_word(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ def test_what_runs_here_is_stopped_here(slurm: FakeSlurm, call: Call, home: Path
     assert call(*TRAIN).code == 0
     (run,) = runs(home)
     run.update(launch=None)
+    slurm.set(*slurm.jobs(), state="CANCELLED")
     with held(run):
         done = call("cancel", run.run_id)
         assert done.code == 2
@@ -126,6 +128,29 @@ def test_what_runs_here_is_stopped_here(slurm: FakeSlurm, call: Call, home: Path
     assert idle.code == 2
     assert "nobody works on it; there is nothing to cancel" in idle.err
     assert slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize("by", ["run", "launch"])
+def test_the_job_of_a_run_that_was_taken_by_hand_can_be_cancelled(
+    slurm: FakeSlurm, call: Call, home: Path, run: RunFolder, by: str
+) -> None:
+    job = job_of(newest(home), "train")
+    with run.lock() as lock, lock.by_hand():
+        run.begin_attempt()
+        done = call("cancel", run.run_id if by == "run" else newest(home).uid, "--json")
+        assert done.code == 0, done.err
+        assert [row["job_id"] for row in done.json()] == [job]
+        assert slurm.calls("scancel") == [[job]]
+        assert run.status() == "running"
+        assert ("stop it there with `kill " in done.err) == (by == "run")
+
+
+def test_how_to_go_on_names_the_folder_that_was_named(slurm: FakeSlurm, call: Call, home: Path) -> None:
+    assert call(*TRAIN, "run.root=other place").code == 0
+    (run,) = (home / "other place").glob("*/run.json")
+    name = run.parent.name
+    done = call("cancel", name, "--root", "other place")
+    assert done.err == f"1 job cancelled; go on with: racelab resume {name} --root 'other place'\n"
 
 
 # --- resume -------------------------------------------------------------------------------------------------
@@ -323,6 +348,50 @@ def test_a_change_mends_what_slurm_refuses_when_the_dead_submitters_work_is_fini
     assert "warning: sbatch refuses " in done.err
     assert newest(home).launch().batches[0].launcher.partition == "gpu"
     assert slurm.job(job_of(newest(home), "train"))["partition"] == "gpu"
+
+
+def test_what_a_container_has_besides_its_new_image_stays(slurm: FakeSlurm, call: Call, home: Path) -> None:
+    words = ("kind=apptainer", "image=old one.sif", "mounts=[/data:/data,/home:/h o m e]")
+    assert call(*TRAIN, *(f"launcher.container.{word}" for word in words)).code == 0
+    slurm.set(*slurm.jobs(), state="TIMEOUT", **STARTED)
+    old = newest(home).launch().batches[0].launcher.container
+    assert old.mounts == ("/data:/data", "/home:/h o m e")
+    done = call("resume", newest(home).uid, "launcher.container.image=new.sif")
+    assert done.code == 0, done.err
+    new = newest(home).launch().batches[0].launcher.container
+    assert new == old.model_copy(update={"image": "new.sif"})
+    slurm.set(*slurm.jobs(), state="TIMEOUT", **STARTED)
+    bare = call("resume", newest(home).uid, "launcher.container.kind=none")
+    assert bare.code == 0, bare.err
+    assert newest(home).launch().batches[0].launcher.container.kind == "none"
+
+
+def test_a_run_that_was_removed_is_left_out(
+    slurm: FakeSlurm, call: Call, home: Path, cells: list[RunFolder]
+) -> None:
+    slurm.set(*slurm.jobs(), state="TIMEOUT", **STARTED)
+    shutil.rmtree(cells[1].path)
+    done = call("resume", newest(home).uid, "--json")
+    assert done.code == 0, done.err
+    assert f"the folder of {cells[1].run_id} is gone; it is left out\n" in done.err
+    assert [row["run_id"] for row in done.json()["jobs"]] == [cells[0].run_id, cells[2].run_id]
+
+
+def test_what_another_user_has_not_submitted_yet_is_left_to_that_user(
+    slurm: FakeSlurm, call: Call, home: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = newest(home)
+    slurm.set(*slurm.jobs(), queue=False, record=False)
+    folder.record(intent(folder.launch().batches[0], 1))
+    before = submitted(slurm)
+    uid = folder.path.stat().st_uid
+    monkeypatch.setattr("os.getuid", lambda: uid + 1)
+    done = call("resume", folder.uid)
+    assert done.code == 0, done.err
+    said = f"launch {folder.uid} is {folder.owner()}'s; its owner's `racelab jobs` submits it\n"
+    assert said in done.err
+    assert done.err.endswith(f"nothing to resume of {folder.uid}\n")
+    assert (submitted(slurm), folder.is_settled()) == (before, False)
 
 
 # --- here and there -----------------------------------------------------------------------------------------

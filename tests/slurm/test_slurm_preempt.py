@@ -118,20 +118,25 @@ def test_a_run_that_is_not_to_be_requeued_waits_for_resume(
 def test_at_the_time_limit_a_run_saves_and_goes_on_in_its_job(desk: Desk) -> None:
     """The limit is a minute, and Slurm tells the run 20 s before; it would need several minutes.
 
-    It writes to MLflow itself.
+    It writes to MLflow itself. A first attempt that a busy machine did not let come to a step saves nothing.
     """
-    limit = ["launcher.time_min=1", "launcher.signal_delay_s=20", "launcher.ship=always"]
+    limit = ["launcher.time_min=1", "launcher.signal_delay_s=20", "launcher.max_idle_requeues=9"]
     endless = {"run.max_steps": 5000, "checkpoint.every": 1000, "run.policy_updates": 5000}
-    run = desk.train(*limit, **endless, tracking="mlflow")
+    run = desk.train(*limit, "launcher.ship=always", **endless, tracking="mlflow")
     job = desk.job(run)["job_id"]
-    number = desk.cluster.wait(lambda: desk.read(run, "run.json")["mlflow_run_id"], 60, "an id in MLflow")
-    second = desk.wait_attempt(run, 2, 150)
-    assert (second["slurm_job_id"], second["slurm_restart"]) == (job, 1)
-    assert second["from_step"] > 0  # saved because it was told, long before the next regular checkpoint
-    desk.cluster.wait(lambda: b'"kind":"metrics"' in desk.spool(run, 2), 90, "a step of the second attempt")
+    number = desk.cluster.wait(lambda: desk.read(run, "run.json")["mlflow_run_id"], 90, "an id in MLflow")
+    # saved because it was told to stop, long before the next regular checkpoint
+    again = desk.cluster.wait(
+        lambda: [a for a in desk.attempts(run)[1:] if a["from_step"] > 0], 240, "it to go on"
+    )
+    assert {job_id for job_id, _, _ in starts(desk, run)} == {job}
+    attempt = again[0]["attempt"]
+    assert again[0]["slurm_restart"] == attempt - 1
+    desk.cluster.wait(lambda: b'"kind":"metrics"' in desk.spool(run, attempt), 90, "a step of that attempt")
+
     desk.well("cancel", run)
     (task,) = desk.finish(run, 90)
-    assert (task["state"], task["job_id"]) == ("cancelled", job)
+    assert (task["state"], task["job_id"], task["attempt"]) == ("cancelled", job, attempt)
     desk.well("sync")
     assert desk.read(run, "run.json")["mlflow_run_id"] == number
-    assert in_mlflow(desk, run) == (job, second["node"], "2")
+    assert in_mlflow(desk, run) == (job, again[0]["node"], str(attempt))

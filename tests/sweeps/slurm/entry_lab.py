@@ -63,11 +63,12 @@ sys.exit(stop.exit_code)
 
 WRAPPER = """
 import sys
-from racelab.sweeps.slurm import entry, handback, nodes, work
+from racelab.sweeps.slurm import entry, handback, nodes, supervise, work
 
-nodes.GATHER_S = handback.HOLD_S = 2.0
+nodes.GATHER_S, handback.HOLD_S = 8.0, 2.0
 handback.KILLED_S = 10.0
 handback._ASK_S = 0.1
+supervise.TERM_BUSY_S = 1.0
 work.busy_after_s = lambda delay_s: 0.5
 child = sys.argv.pop(1)
 
@@ -147,7 +148,8 @@ class Lab:
     @property
     def requeued(self) -> list[str]:
         file = self.place / "requeued"
-        return file.read_text().splitlines() if file.exists() else []
+        calls = file.read_text().splitlines() if file.exists() else []
+        return [call for call in calls if call.startswith("requeue")]
 
     def at_work(self, name: str = "run-0") -> Callable[[], bool]:
         return lambda: any("at work" in log.read_text() for log in (self.root / name).glob("attempts/*.log"))

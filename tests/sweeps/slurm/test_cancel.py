@@ -16,7 +16,7 @@ from racelab.sweeps.slurm.model import After, Batch, Task
 from racelab.sweeps.slurm.scheduler import Scheduler
 from racelab.sweeps.slurm.status import TaskStatus
 from racelab.sweeps.slurm.submit import recover
-from racelab.sweeps.slurm.targets import Target, find
+from racelab.sweeps.slurm.targets import Target, find, with_earlier
 
 from .fake_slurm import FakeSlurm
 from .hooks import hook, submitted
@@ -126,6 +126,23 @@ def test_a_run_that_was_taken_by_hand_meanwhile_is_left_alone(slurm: FakeSlurm, 
     sweep.run(1).update(launch=None)
     cancel(target, meant, scheduler)
     assert stands(sweep, 0, 1, 2) == ["interrupted", "queued", "interrupted"]
+
+
+def test_a_job_whose_run_was_taken_by_hand_can_be_cancelled(slurm: FakeSlurm, sweep: Launched) -> None:
+    """By the launch and by the run, which no launch has any more; the run is not touched."""
+    scheduler = Scheduler()
+    sweep.run(1).update(launch=None)
+    assert find(sweep.root, "run-1").launches == ()
+    by_run, by_launch = with_earlier(find(sweep.root, "run-1")), find(sweep.root, sweep.launch.uid)
+    for target in (by_run, by_launch):
+        _, everything = target.tasks(scheduler)
+        assert [s.run_id for s in target.leftovers(everything)] == ["run-1"]
+    _, everything = by_run.tasks(scheduler)
+    cancel(by_run, by_run.leftovers(everything), scheduler)
+    assert slurm.calls("scancel") == [["12_1"]]
+    assert stands(sweep, 0, 1, 2) == ["queued"] * 3
+    _, everything = by_run.tasks(scheduler)
+    assert by_run.leftovers(everything) == []
 
 
 def test_nothing_live_is_nothing_done(slurm: FakeSlurm, sweep: Launched) -> None:

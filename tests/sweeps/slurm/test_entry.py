@@ -19,6 +19,7 @@ from racelab.experiments import fence
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.session import new_run
 from racelab.sweeps.slurm.folder import End, LaunchFolder, intent
+from racelab.sweeps.slurm.handback import barren_starts
 from racelab.sweeps.slurm.model import Assignment, Task
 from racelab.sweeps.slurm.supervise import child_environment, shipping
 
@@ -177,7 +178,7 @@ def test_a_fenced_child_is_killed_and_the_later_attempt_has_the_last_word(lab: L
     (lab.run().path / "what").write_text("long")
     new = lab.start(SLURM_RESTART_COUNT="1", SLURMD_NODENAME="node4")
     code, said = ended(old)
-    assert code == 75
+    assert code == 0  # srun would take any other for one of the new attempt's
     assert "taken over by job 12 (restart 1) on node4" in said
     with pytest.raises(ProcessLookupError):
         os.kill(holder, 0)
@@ -210,11 +211,74 @@ def test_an_earlier_start_of_the_job_cannot_take_the_run_back(lab: Lab) -> None:
     lab.launch(what="long")
     new = lab.start(SLURM_RESTART_COUNT="1")
     wait(lab.at_work())
-    assert ended(lab.start())[0] == 75
+    assert ended(lab.start())[0] == 0
     (lab.place / "pid").write_text(str(new.pid))
     new.send_signal(signal.SIGTERM)
     assert ended(new)[0] == 143
     assert wire(lab.end()) == ("requeued", 143, "12", 1, "node3")
+
+
+def waiting_command(lab: Lab) -> Task:
+    """It ends once a file is there, whatever signals come."""
+    return Task("command", words=(
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\n"
+        f"while not os.path.exists({str(lab.place / 'go')!r}): time.sleep(0.02)",
+    ))  # fmt: skip
+
+
+def test_the_end_of_a_later_start_stands(lab: Lab) -> None:
+    """Commands have no fence: after the loss of a node both copies may come to their end."""
+    lab.launch(make_batch(tasks=(waiting_command(lab),)))
+    old = lab.start(out=lab.place / "old.out")
+    wait(lambda: "up\n" in (lab.place / "old.out").read_text())
+    later = End("failed", 1, "x", "12", 1, "node4", "2026-01-02T03:04:05+00:00")
+    lab.folder.write_end("cells", 0, later)
+    (lab.place / "go").touch()
+    assert old.wait(30) == 0
+    assert lab.end() == later
+
+
+# A job that gets nowhere.
+
+
+def test_a_run_that_was_started_twenty_times_without_a_checkpoint_is_given_up(lab: Lab) -> None:
+    lab.launch()
+    assert ended(lab.start(SLURM_RESTART_COUNT="20"))[0] == 1
+    assert (wire(lab.end()), lab.end().reason) == (
+        ("failed", 1, "12", 20, "node3"),
+        "20 starts in a row ended without a new checkpoint (none so far); lower checkpoint.every, and see what "
+        "stopped them in the logs",
+    )
+    assert (lab.run().status(), lab.run().attempts()) == ("failed", [])
+    assert ended(lab.start(SLURM_RESTART_COUNT="19"))[0] == 0
+
+
+def test_a_command_that_was_started_twenty_times_is_given_up(lab: Lab) -> None:
+    lab.launch(make_batch(tasks=(Task("command", words=("pass",)),)))
+    assert ended(lab.start(SLURM_RESTART_COUNT="20"))[0] == 1
+    assert lab.end().reason.startswith(
+        "the command was started 20 times and stopped each time before its end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts", "restart", "newest", "expected"),
+    [
+        ([], 0, None, 0),
+        ([], 3, None, 3),  # 0, 1 and 2
+        ([(0, 0), (1, 0)], 3, 8, 1),  # 1 has saved 8, 2 came to nothing
+        ([(0, 0), (1, 8), (2, 8)], 3, 8, 2),
+        ([(0, 8)], 3, 8, 3),  # 8 is of an earlier job
+        ([(0, 0), (5, 0)], 3, 8, 2),  # 5 is of a job that had the same id
+    ],
+)
+def test_counting_starts_without_progress(
+    starts: list[tuple[int, int]], restart: int, newest: int | None, expected: int
+) -> None:
+    other = {"slurm_job_id": "11", "slurm_restart": 2, "from_step": 4}
+    by_hand = {"slurm_job_id": None, "slurm_restart": None, "from_step": 4}
+    mine = [{"slurm_job_id": "12", "slurm_restart": r, "from_step": step} for r, step in starts]
+    assert barren_starts([other, by_hand, *mine], "12", restart, newest) == expected
 
 
 # What is wrong outside.

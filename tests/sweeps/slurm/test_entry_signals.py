@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from racelab.sweeps.slurm.folder import End
 from racelab.sweeps.slurm.handback import idle_requeues
 from racelab.sweeps.slurm.model import Batch, Task
-from racelab.sweeps.slurm.supervise import busy_after_s
+from racelab.sweeps.slurm.supervise import TERM_BUSY_S, busy_after_s, term_patience
 
 from .entry_lab import Lab, ended, wait, wire
 from .fake_slurm import FakeSlurm
@@ -124,7 +125,7 @@ def test_a_job_that_slurm_has_requeued_itself_says_so(lab: Lab) -> None:
     wait(lab.at_work())
     lab.state("PENDING")
     process.send_signal(signal.SIGTERM)
-    wait(lambda: lab.folder.end("cells", 0) is not None)
+    wait(lambda: ((end := lab.folder.end("cells", 0)) and end.status) == "requeued")
     process.send_signal(signal.SIGTERM)
     assert ended(process)[0] == 143
     assert (lab.end().status, lab.requeued) == ("requeued", [])
@@ -154,7 +155,7 @@ def test_a_job_does_not_end_while_the_scheduler_is_silent(lab: Lab) -> None:
     wait(lab.at_work())
     lab.slurm.setting(unreachable=True)
     process.send_signal(signal.SIGTERM)
-    wait(lambda: lab.folder.end("cells", 0) is not None)
+    wait(lambda: "could not be asked" in (((end := lab.folder.end("cells", 0)) and end.reason) or ""))
     assert process.poll() is None
     assert ended(process)[0] == 143
     assert lab.end().status == "stopped"
@@ -173,6 +174,103 @@ def test_a_child_that_is_still_busy_before_the_limit_is_left_to_slurm_and_the_jo
     os.kill(child, signal.SIGKILL)  # as Slurm does
     assert ended(process)[0] == 143
     assert (lab.end().status, lab.end().step, lab.end().idle_requeues) == ("requeued", None, 1)
+
+
+def test_a_preempted_child_that_takes_long_to_save_does_not_lose_the_job(lab: Lab) -> None:
+    """TERM_BUSY_S is 1 s here; a cluster that cancels kills everything when the grace time is over."""
+    lab.launch(what="long deaf")
+    process = lab.start()
+    wait(lab.at_work())
+    child = int((lab.run().holder() or {})["pid"])
+    process.send_signal(signal.SIGTERM)
+    wait(lambda: lab.requeued == ["requeue 12"])
+    assert (lab.end().status, process.poll()) == ("requeued", None)
+    (lab.run().path / "checkpoints" / "step-00000004").mkdir()
+    os.kill(child, signal.SIGKILL)
+    assert ended(process)[0] == 143
+    assert (lab.end().status, lab.end().step, lab.requeued) == ("requeued", 4, ["requeue 12"])
+
+
+def test_how_long_a_child_may_save_is_what_the_partition_does_to_preempted_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requeued by Slurm itself: the whole grace time. Cancelled: half of it, and not less than what nobody knows."""
+    partitions = {
+        "back": {"PreemptMode": "REQUEUE", "GraceTime": "60"},
+        "gone": {"PreemptMode": "CANCEL", "GraceTime": "60"},
+        "quick": {"PreemptMode": "CANCEL", "GraceTime": "2"},
+    }
+    slurm = FakeSlurm.install(tmp_path / "slurm", monkeypatch, partitions=partitions)
+    found = [term_patience(name) for name in ("back", "gone", "quick", "nowhere", "")]
+    assert found == [math.inf, 30.0, TERM_BUSY_S, TERM_BUSY_S, TERM_BUSY_S]
+    for tool in ("scontrol", "squeue"):
+        (slurm.folder / tool).unlink()
+    monkeypatch.setenv("PATH", str(slurm.folder))
+    assert term_patience("back") == TERM_BUSY_S
+
+
+def test_a_cancelled_job_does_not_come_back_while_its_child_saves(lab: Lab) -> None:
+    lab.launch(what="long deaf")
+    process = lab.start()
+    wait(lab.at_work())
+    child = int((lab.run().holder() or {})["pid"])
+    lab.state("COMPLETING")
+    process.send_signal(signal.SIGTERM)
+    wait(lambda: "COMPLETING" in (((end := lab.folder.end("cells", 0)) and end.reason) or ""))
+    assert process.poll() is None
+    os.kill(child, signal.SIGKILL)
+    assert (ended(process)[0], lab.end().status, lab.requeued) == (143, "stopped", [])
+
+
+def test_the_first_word_is_written_as_soon_as_a_signal_comes(lab: Lab) -> None:
+    words = (
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\n"
+        f"while not os.path.exists({str(lab.place / 'go')!r}): time.sleep(0.02)"
+    )
+    lab.launch(make_batch(requeue=False, tasks=(Task("command", words=(words,)),)))
+    process = lab.start(out=lab.place / "out")
+    wait(lambda: "up\n" in (lab.place / "out").read_text())
+    process.send_signal(signal.SIGTERM)
+    wait(lambda: lab.folder.end("cells", 0) is not None)
+    assert (lab.end().status, lab.end().reason) == ("stopped", "asked to stop by SIGTERM")
+    assert process.poll() is None
+    (lab.place / "go").touch()
+    assert process.wait(30) == 0
+    assert lab.end().status == "finished"
+
+
+@pytest.mark.parametrize("what", ["long", "long deaf"])
+def test_an_old_start_does_not_requeue_the_later_one(lab: Lab, what: str) -> None:
+    """Its node came back after Slurm had given it up; the later start has not taken the fence yet."""
+    lab.launch(what=what)
+    process = lab.start()
+    wait(lab.at_work())
+    child = int((lab.run().holder() or {})["pid"])
+    lab.slurm.set("12", restarts=1)
+    process.send_signal(signal.SIGTERM)
+    if "deaf" in what:
+        asked = len(lab.slurm.calls("squeue"))
+        wait(lambda: len(lab.slurm.calls("squeue")) > asked)
+        os.kill(child, signal.SIGKILL)
+    code, said = ended(process)
+    assert (code, lab.requeued, lab.slurm.job("12")["restarts"]) == (0, [], 1)
+    assert "a later start has the job" in said
+    assert lab.end().status == "stopped"  # its first word; that of the later start will replace it
+
+
+def test_a_run_that_stops_by_itself_again_and_again_is_given_up(lab: Lab) -> None:
+    lab.launch(make_batch(max_idle_requeues=1), what="long")
+    found = []
+    for restart in range(2):
+        lab.state("RUNNING")
+        process = lab.start(SLURM_RESTART_COUNT=str(restart))
+        (lab.run().path / "signal-yourself").touch()
+        found.append((ended(process)[0], lab.end().status, lab.end().idle_requeues))
+    assert found == [(143, "requeued", 1), (1, "failed", 2)]
+    assert lab.end().reason.startswith(
+        "stopped 2 times in a row without a new checkpoint (none so far), now by a signal that Slurm did not send"
+    )
+    assert lab.requeued == ["requeue 12"]
 
 
 def test_a_run_that_gets_nowhere_before_its_limit_is_given_up(lab: Lab) -> None:

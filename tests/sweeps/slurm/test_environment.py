@@ -24,6 +24,7 @@ OF_A_JOB = (
     "PMI_RANK", "PMI2_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE", "NODE_RANK",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "RACELAB_FENCE", "RACELAB_FENCE_RUN", "RACELAB_PARENT_PID",
+    "RACELAB_NODES_DIR", "RACELAB_DEBUG",
     "SQUEUE_FORMAT", "SACCT_FORMAT", "SCANCEL_INTERACTIVE", "SLURM_TIME_FORMAT",
 )  # fmt: skip
 ANYBODYS = (
@@ -47,6 +48,13 @@ def test_everything_else_stays(name: str) -> None:
 def test_devices_are_a_persons_own_outside_of_a_job_only(name: str) -> None:
     assert clean({name: "0"}) == {name: "0"}
     assert clean({name: "0", "SLURM_JOB_ID": "7"}) == {}
+
+
+def test_the_number_of_threads_is_a_persons_own_unless_a_job_of_ours_set_it() -> None:
+    there = {"OMP_NUM_THREADS": "8"}
+    assert clean(there) == there
+    assert clean({**there, "SLURM_JOB_ID": "7"}) == there
+    assert clean({**there, "SLURM_JOB_ID": "7", DEPTH_VARIABLE: "1"}) == {DEPTH_VARIABLE: "1"}
 
 
 def test_a_child_sees_the_clean_environment_and_afterwards_all_is_back(

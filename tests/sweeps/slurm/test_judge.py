@@ -164,7 +164,8 @@ def test_a_task_whose_run_another_has_is_superseded(word: str) -> None:
     folder: Any = RunFacts
     for status in ("queued", "running", "stale", "failed", "interrupted", "finished"):
         found = judge(facts(job=scheduled(word), run=folder(None, status), ours=False))
-        assert (found.state, found.live, found.mend) == ("superseded", False, ""), status
+        mend = f"racelab cancel {UID} removes the job" if word in ALIVE else ""
+        assert (found.state, found.live, found.mend) == ("superseded", False, mend), status
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "PENDING", "REQUEUED"])
@@ -255,6 +256,16 @@ def test_what_can_never_start_names_the_mend() -> None:
     assert found("QOSMinCpuNotSatisfied")[2] == f"{again}qos=NAME"
     assert found("DependencyNeverSatisfied")[2] == f"racelab cancel run-0; racelab resume {UID}"
     assert found("JobHeldUser")[2] == "scontrol release 12"
+    for sentence in (
+        "Job's account not known, so it can't use this partition (acc allows physics,bio)",
+        "Job's_account_not_permitted_to_use_this_partition_(acc_allows_physics_not_me)",
+    ):
+        assert found(sentence) == (
+            "blocked", f"the partition refuses the account ({sentence})", f"{again}account=NAME",
+        )  # fmt: skip
+    assert found("Job's QOS not permitted to use this partition (acc denies low)")[2] == f"{again}qos=NAME"
+    nodes = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    assert found(nodes) == ("pending", f"its nodes are down, drained or reserved ({nodes})", "")
     for passing in (
         "Resources",
         "Priority",
@@ -338,6 +349,9 @@ def test_lost_without_accounting_and_after_a_requeue() -> None:
         "Slurm does not know job 12 any more and keeps no accounts: it ended without a word"
     )
     assert judge(gone).mend == "racelab resume run-0"
+    removed = judge(replace(gone, run=None))
+    assert (removed.state, removed.mend) == ("lost", "")
+    assert removed.reason.endswith("keeps no accounts, and its run folder is gone or damaged")
     again = replace(gone, end=end("requeued", "preempted"), accounting=True)
     assert judge(again).reason == "Slurm does not know job 12 any more: it ended after it was to go on"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from racelab.experiments import fence
 from racelab.experiments.fsio import write_json_atomic
 from racelab.sweeps.slurm.model import Task
 
@@ -67,6 +68,34 @@ def test_a_rank_that_does_not_come_is_named(lab: Lab) -> None:
     assert (lab.end().status, lab.end().reason) == ("failed", said.strip().removeprefix("error: "))
     assert lab.run().status() == "failed"
     assert ended(second)[0] == 0
+
+
+def test_a_rank_that_breaks_says_so_and_the_first_asks_for_no_requeue(lab: Lab) -> None:
+    """srun stops the first rank then, as a preemption does."""
+    lab.launch(make_batch(nodes=2), what="long")
+    (lab.folder.nodes_dir("cells", 0) / "1.json").mkdir(parents=True)  # where its report would be
+    first = lab.start(SLURM_NNODES="2")
+    wait((lab.folder.nodes_dir("cells", 0) / "0.json").exists)
+    code, said = ended(lab.start(SLURM_NNODES="2", SLURM_PROCID="1", SLURMD_NODENAME="node4"))
+    first.send_signal(signal.SIGTERM)
+    assert code == 2
+    assert (wire(lab.end()), lab.end().reason) == (
+        ("failed", 2, "12", 0, "node4"),
+        f"rank 1 on node4: {said.strip().removeprefix('error: ')}",
+    )
+    assert ended(first)[0] == 2
+    assert (lab.end().status, lab.requeued) == ("failed", [])
+
+
+def test_a_replaced_start_that_still_waits_for_its_ranks_asks_for_nothing(lab: Lab) -> None:
+    lab.launch(make_batch(nodes=2), what="long")
+    old = lab.start(SLURM_NNODES="2")
+    wait((lab.folder.nodes_dir("cells", 0) / "0.json").exists)
+    present = fence.read(lab.run().path)
+    assert present is not None
+    fence.take(lab.run().path, fence.new_token(), {"job_id": "12", "restart": 1, "launch": present.launch})
+    old.send_signal(signal.SIGTERM)
+    assert (ended(old)[0], lab.requeued, lab.folder.end("cells", 0)) == (0, [], None)
 
 
 def test_a_command_on_every_node_fails_with_any_of_them_and_is_not_requeued(lab: Lab) -> None:

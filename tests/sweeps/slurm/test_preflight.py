@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from racelab.configs.schema_launcher import ContainerConfig
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.sweeps.slurm import executor, mounts, preflight
 from racelab.sweeps.slurm.model import Batch, Launch, Task
@@ -310,6 +312,18 @@ def test_a_cluster_that_cancels_what_it_preempts(slurm: FakeSlurm, tmp_path: Pat
     slurm.setting(config={"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"})
     (warning,) = check(tmp_path, make_batch())
     assert warning.startswith("this cluster cancels")
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "pyxis"])
+def test_an_image_needs_slurms_commands_for_the_requeue(
+    slurm: FakeSlurm, tmp_path: Path, kind: Literal["apptainer", "pyxis"]
+) -> None:
+    container = ContainerConfig(kind=kind, image="racelab.sif", mounts=())
+    (warning,) = check(tmp_path, make_batch(container=container))
+    assert warning.startswith(f"launcher.container.kind={kind}: ")
+    assert "squeue and scontrol" in warning
+    assert "`racelab resume`" in warning
+    assert check(tmp_path, make_batch(container=container, requeue=False)) == []
 
 
 def test_a_cluster_that_does_not_requeue_by_default_is_no_matter(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -247,6 +247,15 @@ def test_state_of_one_job(slurm: FakeSlurm) -> None:
     assert len(slurm.calls()) == 4
 
 
+def test_which_start_of_a_job_runs(slurm: FakeSlurm) -> None:
+    slurm.add("12", tasks=2, name="a", state="RUNNING")
+    slurm.set("12_1", restarts=3)
+    scheduler = Scheduler()
+    found = [scheduler.state_and_restarts(task) for task in ("12_0", "12_1", "12_7", "99")]
+    assert found == [("RUNNING", 0), ("RUNNING", 3), ("", 0), ("", 0)]
+    assert len(slurm.calls("squeue")) == 4
+
+
 def test_requeue_is_true_or_refused(slurm: FakeSlurm) -> None:
     slurm.add("12", tasks=1, name="a", state="RUNNING", nodes="node1", start="2024-11-30T08:00:01")
     scheduler = Scheduler()

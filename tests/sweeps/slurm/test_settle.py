@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,10 +77,10 @@ def test_every_run_that_no_job_has_any_more_gets_its_end(slurm: FakeSlurm, tmp_p
         ]
     assert stands(made.run(0)) == (
         "failed",
-        "job 12_0: its job failed, exit code 1, without a word of its own",
+        "its job failed, exit code 1, without a word of its own",
     )
-    assert stands(made.run(1)) == ("interrupted", "job 12_1: by scancel or the site")
-    assert made.run(2).info()["reason"].startswith("job 12_2: Slurm does not know job 12_2 any more")
+    assert stands(made.run(1)) == ("interrupted", "by scancel or the site")
+    assert made.run(2).info()["reason"].startswith("Slurm does not know job 12_2 any more")
 
 
 def test_a_refused_launch_leaves_no_run_waiting(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -97,10 +99,10 @@ def test_a_run_that_was_killed_at_work_gets_an_end_record(slurm: FakeSlurm, tmp_
         "12_0", state="OUT_OF_MEMORY", nodes="node1", start="2026-11-30T08:00:00", end="2026-11-30T08:01:00"
     )
     look(made.folder)
-    assert stands(made.run(0)) == ("failed", "job 12_0: out of memory")
+    assert stands(made.run(0)) == ("failed", "out of memory")
     end = last_end(made.run(0))
     assert end is not None
-    assert (end["status"], end["step"], end["reason"]) == ("failed", 7, "job 12_0: out of memory")
+    assert (end["status"], end["step"], end["reason"]) == ("failed", 7, "out of memory")
     look(made.folder)
     lines = (made.run(0).spool_dir / "1.jsonl").read_text().splitlines()
     assert sum('"end"' in line for line in lines) == 1
@@ -139,6 +141,52 @@ def test_a_damaged_folder_is_a_line_and_keeps_nobody_else_from_their_end(
     (problem,) = dict.fromkeys(look(made.folder))
     assert "run-0/run.json is not JSON" in problem
     assert made.run(1).status() == "interrupted"
+
+
+def test_the_runs_of_another_users_launch_are_left_alone(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster may hide the jobs of others: what looks lost need not be."""
+    made = submit(slurm, tmp_path / "runs", 2)
+    slurm.set("12", queue=False, record=False)
+    with monkeypatch.context() as other:
+        other.setattr("os.getuid", lambda: made.folder.path.stat().st_uid + 1)
+        assert look(made.folder) == []
+        assert made.run().status() == "queued"
+    look(made.folder)
+    assert made.run().status() == "failed"
+
+
+def test_a_run_that_looks_lost_but_has_just_shown_life_is_left_alone(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    made = submit(slurm, tmp_path / "runs", 2)
+    slurm.set("12", queue=False, record=False)
+    heartbeat = made.run().path / "heartbeat"
+    heartbeat.touch()
+    look(made.folder)
+    assert made.run().status() == "queued"
+    os.utime(heartbeat, (0, 0))
+    look(made.folder)
+    assert made.run().status() == "failed"
+
+
+def test_a_run_that_was_removed_is_no_problem(slurm: FakeSlurm, tmp_path: Path) -> None:
+    made = submit(slurm, tmp_path / "runs", 2)
+    slurm.set("12", state="CANCELLED", nodes="node1")
+    shutil.rmtree(made.run(0).path)
+    assert look(made.folder) == []
+    assert made.run(1).status() == "interrupted"
+
+
+def test_why_it_failed_is_the_same_at_the_second_look(slurm: FakeSlurm, tmp_path: Path) -> None:
+    made = submit(slurm, tmp_path / "runs", 2)
+    slurm.set("12_0", state="FAILED", exit="1:0", nodes="node1", start="2026-11-30T08:00:00")
+    first, _ = survey([made.folder], Scheduler())
+    look(made.folder)
+    second, _ = survey([made.folder], Scheduler())
+    assert made.run().status() == "failed"
+    assert second.reason == first.reason == "its job failed, exit code 1, without a word of its own"
 
 
 # --- the record of a sweep ----------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from racelab.experiments.errors import UnreachableError
+from racelab.experiments.errors import RunFolderError, UnreachableError
 from racelab.sweeps.slurm.model import After, Assignment, Task
 from racelab.sweeps.slurm.scheduler import Scheduler
 from racelab.sweeps.slurm.status import TaskStatus, owners, survey
@@ -250,9 +252,11 @@ def test_a_run_that_a_later_launch_has(slurm: FakeSlurm, root: Path) -> None:
     """Its old job may even still wait: it would find that the run is not its own."""
     first = launched(root, uid="20260101T000000-aaaaaa")
     first.submit(slurm.add("12", name=first.name(), reason="Priority"))
+    launched(root, make_batch(tasks=[Task("run", "other", title="o")]), uid="20260102T000000-bbbbbb")
     first.run().update(launch=Assignment("20260102T000000-bbbbbb", "cells", 0, 1).to_json())
     (status,) = look(first)
     assert (status.state, status.live, status.slurm_state) == ("superseded", False, "PENDING")
+    assert status.leftover
     first.run().update(status="finished")
     assert states(first) == ["superseded"]
 
@@ -372,11 +376,13 @@ def test_owners_are_the_live_tasks_that_runs_are_assigned_to(slurm: FakeSlurm, r
     sweep.submit(slurm.add("12", name=sweep.name(), tasks=3, reason="Priority"))
     slurm.set("12_0", state="RUNNING", nodes="node1", start="2026-01-02T03:05:00")
     slurm.set("12_1", state="FAILED", nodes="node1", start="2026-01-02T03:05:00", exit="1:0")
+    launched(root, make_batch(tasks=[Task("run", "other", title="o")]), uid="20250101T000000-cccccc")
     sweep.run(2).update(launch=Assignment("20250101T000000-cccccc", "cells", 0, 1).to_json())
     found = owners(root, ["run-0", "run-1", "run-2", "none"], Scheduler())
     assert {run: status.job_id for run, status in found.items()} == {"run-0": "12_0"}
     tools(slurm)
-    sweep.run(1).update(launch=None)
+    for index in (1, 2):
+        sweep.run(index).update(launch=None)
     assert owners(root, ["run-1", "run-2"], Scheduler()) == {}
     assert tools(slurm) == []  # no launch of theirs is there
 
@@ -388,6 +394,60 @@ def test_jobs_of_another_user(slurm: FakeSlurm, root: Path) -> None:
     (status,) = look(theirs)
     assert (status.state, status.live) == ("pending", True)
     assert len(tools(slurm)) <= 3
+
+
+SEALED = """
+import os, sys
+from pathlib import Path
+from racelab.sweeps.slurm.folder import LaunchFolder, all_launches
+from racelab.sweeps.slurm.scheduler import Scheduler
+from racelab.sweeps.slurm.status import owners
+from racelab.sweeps.slurm.targets import find
+os.chdir(sys.argv[1])
+if os.getuid() == 0:
+    os.setuid(65534)
+root, closed = Path("."), LaunchFolder(Path(".launches") / sys.argv[2])
+assert not os.access(closed.path, os.X_OK)
+print([folder.uid for folder in all_launches(root)])
+print(find(root, "run-0").launches, owners(root, ["run-0"], Scheduler()), closed.is_there())
+"""
+
+
+@pytest.fixture
+def open_root() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's are closed."""
+    with TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place) / "runs"
+
+
+def test_a_launch_that_another_user_has_closed_is_passed_over(open_root: Path) -> None:
+    """By a process without root's rights; the run that the closed launch has can be read."""
+    root = open_root
+    closed = launched(root, uid="20260101T000000-aaaaaa")
+    launched(root, make_batch(tasks=[Task("run", "other", title="o")]), uid="20260102T000000-bbbbbb")
+    for run in root.iterdir():
+        run.chmod(0o755)
+    for file in root.rglob("*.json"):
+        file.chmod(0o644)
+    closed.folder.path.chmod(0)
+    try:
+        words = [sys.executable, "-c", SEALED, str(root), closed.launch.uid]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    finally:
+        closed.folder.path.chmod(0o755)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["['20260102T000000-bbbbbb']", "() {} True"]
+
+
+def test_a_damaged_list_of_submissions_and_a_folder_that_cannot_be_written(root: Path) -> None:
+    one = launched(root)
+    (one.folder.path / "submissions.json").write_text('[{"batch": "cells", "numero": 1}]')
+    with pytest.raises(RunFolderError, match=r"submissions\.json is damaged .*numero"):
+        one.folder.submissions()
+    (one.folder.path / "submit.lock").mkdir()
+    with pytest.raises(RunFolderError, match="cannot write in "), one.folder.submitting():
+        pass
 
 
 def test_a_scheduler_that_does_not_answer_is_an_error(slurm: FakeSlurm, root: Path) -> None:

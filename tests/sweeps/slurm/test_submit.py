@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from racelab.sweeps.slurm.submit import (
     dry_scripts,
     graph_lines,
     new_launch,
+    prepare,
     recover,
     submit_launch,
     totals,
@@ -47,8 +49,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def prepared(root: Path, *batches: Batch) -> Launch:
-    """A launch whose runs are there, queued and assigned, as the commands leave it to `submit_launch`."""
-    launch = new_launch("demo", "racelab ablate launcher=slurm", root, batches or (make_batch(),))
+    """A launch whose folder and runs are there, queued and assigned, as the commands leave it to `submit_launch`."""
+    launch = prepare(new_launch("demo", "racelab ablate launcher=slurm", root, batches or (make_batch(),)))
     for run, assignment in assignments(launch).items():
         write_run(root / run, run, assignment)
     return launch
@@ -175,7 +177,6 @@ def test_another_process_that_sees_the_launch_first_is_waited_for(
     """`racelab jobs --watch` may take the lock between the folder's making and its maker."""
     launch = prepared(root)
     folder = LaunchFolder(root / ".launches" / launch.uid)
-    folder.path.mkdir(parents=True)
     said: list[str] = []
     errors: list[str] = []
 
@@ -200,6 +201,27 @@ def test_another_process_that_sees_the_launch_first_is_waited_for(
     )
     assert folder.submissions() == [last]
     assert submitted(slurm) == 0
+
+
+def test_an_interruption_says_what_becomes_of_the_launch(
+    slurm: FakeSlurm, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C inside sbatch."""
+    hook(slurm, "sbatch", monkeypatch, before="kill -INT $PPID; sleep 1; exit 1")
+    launch = prepared(root)
+    said: list[str] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            submit_launch(launch, Scheduler(), said.append)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said == [
+        f"interrupted: racelab jobs submits what is missing of launch {launch.uid}, racelab cancel {launch.uid} "
+        "drops it"
+    ]
+    hook(slurm, "sbatch", monkeypatch)
+    assert len(recover(LaunchFolder(root / ".launches" / launch.uid), Scheduler())) == 1
 
 
 # --- recovery -----------------------------------------------------------------------------------------------
@@ -289,6 +311,19 @@ def test_a_live_submitter_is_left_alone(slurm: FakeSlurm, root: Path) -> None:
     assert slurm.calls() == []
 
 
+def test_a_task_of_an_array_job_recovers_nothing(
+    slurm: FakeSlurm, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its tasks would submit the same, and with the variables of that job."""
+    made = died(root)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    (line,) = recover(made.folder, Scheduler())
+    assert line.startswith(
+        f"launch {made.launch.uid}: its submitter has died, and it is not submitted from here: "
+    )
+    assert slurm.calls() == []
+
+
 def test_of_two_recoveries_at_once_one_submits(
     slurm: FakeSlurm, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +392,17 @@ def test_runs_that_ask_for_the_same_share_a_batch_and_large_batches_are_split(ro
     assert [(b.name, len(b.tasks), b.launcher.max_parallel) for b in launch.batches] == [
         ("cells", 2, 2), ("cells-2", 2, 1), ("cells-3", 1, 1), ("cells.2", 2, None),
     ]  # fmt: skip
+
+
+def test_allocations_that_ask_for_one_limit_share_it(root: Path) -> None:
+    """Four at once, in two arrays: 2 and 2; five: 3 and 2."""
+    for limit, shares in ((4, [2, 2]), (5, [3, 2])):
+        one, two = (
+            slurm_launcher(*w).model_copy(update={"max_parallel": limit})
+            for w in ((), ("launcher.time_min=60",))
+        )
+        asked = [(f"run-{i}", f"r{i}", two if i == 1 else one) for i in range(3)]
+        assert [b.launcher.max_parallel for b in by_allocation("cells", asked)] == shares
 
 
 def test_every_batch_has_a_name_of_its_own(root: Path) -> None:
