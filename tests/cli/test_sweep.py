@@ -43,7 +43,8 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def runs(root: Path, kind: str = "train") -> list[RunFolder]:
-    found = [RunFolder.open(path.parent) for path in sorted(root.glob("*/run.json"))]
+    named = sorted(path for path in root.glob("*/run.json") if path.parent.name[0] != ".")  # not those being made
+    found = [RunFolder.open(path.parent) for path in named]
     return [run for run in found if run.info()["kind"] == kind]
 
 
