@@ -87,6 +87,7 @@ def test_a_run_whose_submitter_died_before_the_launch_was_written_is_submitted_a
 # --- here and there -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_run_here_while_its_job_waits_is_lost_to_the_job(
     slurm: FakeSlurm, call: Call, command: Call, home: Path
 ) -> None:

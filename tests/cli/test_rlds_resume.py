@@ -110,6 +110,7 @@ def end_state(run: RunFolder) -> tuple[bytes, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", ["rlds", pytest.param("base-reflection", marks=pytest.mark.slow)])
 def test_killed_in_a_retry_it_ends_with_the_same_weights(tmp_path: Path, condition: str) -> None:
     words = [*WORDS, f"condition={condition}"]
@@ -130,6 +131,7 @@ def test_killed_in_a_retry_it_ends_with_the_same_weights(tmp_path: Path, conditi
     assert remembered(run) == remembered(only_run(whole))
 
 
+@pytest.mark.slow
 def test_stopped_before_its_validation_it_takes_it_when_it_goes_on(tmp_path: Path) -> None:
     def wrapped(where: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", STOPPED, where, "train", *words]
@@ -153,6 +155,7 @@ def test_stopped_before_its_validation_it_takes_it_when_it_goes_on(tmp_path: Pat
     assert remembered(run) == remembered(whole)
 
 
+@pytest.mark.slow
 def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
     boards = tmp_path / "boards.jsonl"
     rows = [{"rows": ["SF", "FG"], "split": "validation"}, {"rows": ["SG", "FF"], "split": "validation"}]

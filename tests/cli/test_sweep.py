@@ -43,7 +43,9 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def runs(root: Path, kind: str = "train") -> list[RunFolder]:
-    named = sorted(path for path in root.glob("*/run.json") if path.parent.name[0] != ".")  # not those being made
+    named = sorted(
+        path for path in root.glob("*/run.json") if path.parent.name[0] != "."
+    )  # not those being made
     found = [RunFolder.open(path.parent) for path in named]
     return [run for run in found if run.info()["kind"] == kind]
 

@@ -136,6 +136,7 @@ def test_weights_changed_and_both_roles_were_trained(finished: RunFolder):
     assert (state["method"]["phase"]["policy_steps"], state["method"]["phase"]["rubric_steps"]) == (8, 4)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
     finished: RunFolder, model: Path, tmp_path: Path
 ):
@@ -168,6 +169,7 @@ def start(words: Words) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_sigterm_saves_says_how_to_go_on_and_the_resumed_run_is_the_same(
     finished: RunFolder, model: Path, tmp_path: Path
 ):
@@ -336,6 +338,7 @@ def test_the_paper_preset_says_its_cluster_and_warns(tmp_path: Path):
     assert any("d_tri" in f for f in row["findings"])
 
 
+@pytest.mark.slow
 def test_a_disk_without_space_for_a_checkpoint_fails_in_one_line(model: Path, tmp_path: Path):
     """RLIMIT_FSIZE stands in for a full disk at the edge: the kernel refuses to let a file grow."""
     code = (

@@ -58,6 +58,7 @@ def test_the_first_rank_waits_for_the_others_and_they_for_its_end(lab: Lab) -> N
     assert lab.end().status == "requeued"
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(lab: Lab) -> None:
     lab.launch(make_batch(nodes=3))
     three = {"SLURM_NNODES": "3"}
