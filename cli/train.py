@@ -15,7 +15,7 @@ from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.schema import Config
-from racelab.configs.schema_launcher import SlurmLauncherConfig
+from racelab.configs.schema_launcher import SlurmLauncherConfig, asked_of_slurm
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import ConfigError
 
@@ -49,7 +49,7 @@ def train(
     if jobs > 1 or fresh:
         raise ConfigError("--jobs and --fresh are for several runs; add --seeds 0,1,2, or leave them out")
     composed = compose(overrides, config_dirs)
-    launcher = _slurm(composed)
+    launcher = asked_of_slurm(composed.config.launcher, composed.config.backend)
     if dry_run:
         return _dry_run(composed, launcher, json_output)
     if launcher is not None:
@@ -61,12 +61,6 @@ def train(
         if json_output:
             print_json(result)
     return code
-
-
-def _slurm(composed: Composed) -> SlurmLauncherConfig | None:
-    """What the run asks of Slurm; None if it starts here."""
-    launcher = composed.config.launcher
-    return launcher.resolved(composed.config.backend) if isinstance(launcher, SlurmLauncherConfig) else None
 
 
 def _planning() -> bool:

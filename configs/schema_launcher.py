@@ -154,6 +154,13 @@ def _instead(option: str) -> str:
     return f"; set launcher.{key}" if key else ""
 
 
+def asked_of_slurm(
+    launcher: InlineLauncherConfig | SlurmLauncherConfig, backend: HasSize
+) -> SlurmLauncherConfig | None:
+    """What a run asks of Slurm, its numbers filled in; None for a run that starts here."""
+    return launcher.resolved(backend) if isinstance(launcher, SlurmLauncherConfig) else None
+
+
 LauncherConfig = Annotated[InlineLauncherConfig | SlurmLauncherConfig, Field(discriminator="name")]
 
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from racelab.sweeps.slurm.folder import End
 from racelab.sweeps.slurm.glance import RunFacts
-from racelab.sweeps.slurm.model import Submission
+from racelab.sweeps.slurm.model import NOT_OURS, Submission
 from racelab.sweeps.slurm.reasons import waiting
 from racelab.sweeps.slurm.scheduler import ALIVE, Job
 
@@ -18,8 +18,6 @@ State = Literal[
 ]  # fmt: skip
 _REQUEUE_S: Final = 120.0
 """How long after PREEMPTED or NODE_FAIL Slurm may still requeue a job; it does so within seconds."""
-NOT_OURS: Final = 75
-"""Exit code of a job that found its run in other hands, and says nothing more."""
 _HELD: Final = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _PASSING: Final = frozenset({"PREEMPTED", "NODE_FAIL"})
 

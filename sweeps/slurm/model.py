@@ -18,6 +18,9 @@ from racelab.configs.schema_launcher import SlurmLauncherConfig
 
 MAX_ARRAY: Final = 1001
 """Slurm's default MaxArraySize: indices are below it, so an array has at most that many tasks."""
+NOT_OURS: Final = 75
+"""Exit code of a job that found its run in other hands. Not 0: what waits for the job by `afterok` needs the run
+finished."""
 Kind = Literal["run", "command"]
 Condition = Literal["ok", "any"]
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.fsio import now_iso
 from racelab.sweeps.slurm.folder import End, LaunchFolder
-from racelab.sweeps.slurm.model import Assignment, Batch, Launch, Task
+from racelab.sweeps.slurm.model import NOT_OURS, Assignment, Batch, Launch, Task
 from racelab.sweeps.slurm.nodes import Identity
-
-NOT_OURS: Final = 75
-"""Exit code of a job whose run is another's. Not 0: what waits for the job by `afterok` needs the run finished."""
 
 
 @dataclass(frozen=True, slots=True)

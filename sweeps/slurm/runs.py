@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from racelab.configs.compose import read_composed
-from racelab.configs.schema_launcher import SlurmLauncherConfig, refuse_what_launcher_cannot
-from racelab.configs.schema_rlds import AnyConfig
+from racelab.configs.schema_launcher import (
+    SlurmLauncherConfig,
+    asked_of_slurm,
+    refuse_what_launcher_cannot,
+)
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.cells import Cell, open_cells
@@ -46,12 +49,6 @@ class Todo:
     cells: tuple[tuple[Cell, str], ...]
     live: Mapping[str, TaskStatus]
     finished: int
-
-
-def slurm_launcher(config: AnyConfig) -> SlurmLauncherConfig | None:
-    """What a config asks of Slurm, its numbers filled in; None for a run that starts here."""
-    launcher = config.launcher
-    return launcher.resolved(config.backend) if isinstance(launcher, SlurmLauncherConfig) else None
 
 
 def _unheard(line: str) -> None:
@@ -117,7 +114,7 @@ def plan_batches(
 
 
 def _launcher(cell: Cell) -> SlurmLauncherConfig:
-    launcher = slurm_launcher(cell.config)
+    launcher = asked_of_slurm(cell.config.launcher, cell.config.backend)
     if launcher is None:
         raise ConfigError(
             f"cell {cell.label} has launcher=inline beside cells with launcher=slurm; give all of them the same"

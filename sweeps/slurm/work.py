@@ -35,8 +35,8 @@ from racelab.sweeps.slurm.handback import (
     idle_reason,
     idle_requeues,
 )
-from racelab.sweeps.slurm.model import Assignment
-from racelab.sweeps.slurm.place import NOT_OURS, Place
+from racelab.sweeps.slurm.model import NOT_OURS, Assignment
+from racelab.sweeps.slurm.place import Place
 from racelab.sweeps.slurm.supervise import (
     STOPPED,
     Child,

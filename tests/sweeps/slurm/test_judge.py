@@ -11,8 +11,8 @@ import pytest
 from racelab.sweeps.progress import Progress
 from racelab.sweeps.slurm.folder import End
 from racelab.sweeps.slurm.glance import RunFacts
-from racelab.sweeps.slurm.judge import NOT_OURS, Facts, judge
-from racelab.sweeps.slurm.model import Assignment, Submission
+from racelab.sweeps.slurm.judge import Facts, judge
+from racelab.sweeps.slurm.model import NOT_OURS, Assignment, Submission
 from racelab.sweeps.slurm.scheduler import ALIVE, Job
 
 UID = "20260102T030405-0a1b2c"
@@ -335,12 +335,6 @@ def test_a_run_that_somebody_took_by_hand() -> None:
     assert found.reason == "a process works on it, but Slurm knows no job"
     left = judge(replace(taken, run=RunFacts(MINE, "stale")))
     assert (left.state, left.reason) == ("interrupted", "another process took the run")
-
-
-def test_the_exit_code_of_a_job_whose_run_is_anothers_has_one_value() -> None:
-    from racelab.sweeps.slurm import work
-
-    assert work.NOT_OURS == NOT_OURS
 
 
 def test_lost_without_accounting_and_after_a_requeue() -> None:
