@@ -45,6 +45,7 @@ from racelab.configs.section import Count, Decay, Fraction, NonNegative, Positiv
 # The methods' blocks belong to the schema: they are imported from here.
 __all__ = [
     "ApiConfig",
+    "ApiJudgeConfig",
     "BackendConfig",
     "BaselineCommon",
     "CheckpointConfig",
@@ -89,6 +90,7 @@ __all__ = [
     "ScalarRmConfig",
     "Section",
     "SensitivityConfig",
+    "ServerConfig",
     "StaticRubricCommon",
     "TargetsConfig",
     "TrackingConfig",
@@ -211,8 +213,32 @@ class JsonJudgeConfig(JudgeCommon):
     max_tokens: Count
 
 
+class ServerConfig(Section):
+    """An OpenAI-compatible server, and how it is asked."""
+
+    base_url: str = Field(description="As http://host:8000/v1; empty: $OPENAI_BASE_URL.")
+    model: str = Field(description="Its name on that server; empty: the only one that it serves.")
+    key_env: str = Field(description="Environment variable that holds the key; empty: the server wants none.")
+    timeout_s: Positive = Field(description="Of one whole reply.")
+    max_retries: int = Field(ge=0)
+    backoff_s: Positive
+    max_backoff_s: Positive
+    concurrency: Count = Field(description="Requests under way at a time.")
+    cache: bool = Field(description="Keep replies on disk, so that the same request is made once.")
+
+
+class ApiJudgeConfig(ServerConfig):
+    """A judge behind a server, such as `racelab serve judge`; it replies with a JSON score."""
+
+    kind: Literal["api"]
+    high: Positive
+    temperature: NonNegative
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+    max_tokens: Count
+
+
 JudgeConfig = Annotated[
-    LikelihoodJudgeConfig | DigitJudgeConfig | JsonJudgeConfig, Field(discriminator="kind")
+    LikelihoodJudgeConfig | DigitJudgeConfig | JsonJudgeConfig | ApiJudgeConfig, Field(discriminator="kind")
 ]
 
 
