@@ -1,0 +1,1 @@
+"""The protocol olmo3-adapt: one file per task."""
