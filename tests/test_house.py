@@ -170,7 +170,7 @@ def test_the_lock_satisfies_what_pyproject_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["local"], *extras["api"], *extras["tasks"]]
-    wanted += [*extras["reasoning-gym"], *extras["dev"]]
+    wanted += [*extras["reasoning-gym"], *extras["eval"], *extras["dev"]]
     lines = (ROOT / "constraints" / "py311.txt").read_text().splitlines()
     lock = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     versions = {canonicalize_name(name): version for name, version in lock.items()}
