@@ -10,6 +10,7 @@ from typing import Final, get_args
 from racelab.cli.sweep import Options, run_cells, seeded
 from racelab.cli.train import parse_seeds
 from racelab.configs.keys import RACE
+from racelab.configs.schema import Config
 from racelab.configs.schema_methods import RaceConfig
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.configs.sources import composed_files, key_sources
@@ -88,7 +89,7 @@ def with_numbers(label: str, config: AnyConfig) -> str:
 
     Example: `fixed-50-50` with phases of 3 and 3 steps gives `fixed-50-50-3+3`.
     """
-    method = config.method
+    method = config.method if isinstance(config, Config) else None
     write = _NUMBERS.get(label)
     return f"{label}-{write(method)}" if write is not None and isinstance(method, RaceConfig) else label
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from racelab.cli.console import console, on_terminal, print_json, print_table, say
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.keys import CONFIG_DIR, groups, leaf_keys
+from racelab.configs.schema_eval import EvalRunConfig
+from racelab.configs.schema_rlds import AnyConfig
 from racelab.configs.suggest import by_tail, did_you_mean, near, near_keys
 from racelab.experiments.errors import ConfigError, RunFolderError
 
@@ -143,12 +145,19 @@ def _reasons(row: Mapping[str, object]) -> str:
 def _comments(composed: Composed) -> dict[str, str]:
     """Key -> comment of the YAML line in force; none for what the command line or another version set."""
     if not composed.choices:  # read from a run: its preset's comments hold where the value is the preset's
-        base = compose([f"preset={composed.config.preset}"])
+        base = compose(_base_words(composed.config))
         known, mine = flat(base.config.model_dump(mode="json")), flat(composed.config.model_dump(mode="json"))
         return {key: why for key, why in _comments(base).items() if known.get(key) == mine.get(key)}
     typed = _typed(composed)
     lines = composed.sources()
     return {key: found[-1].comment for key, found in lines.items() if not _is_typed(key, typed)}
+
+
+def _base_words(config: AnyConfig) -> list[str]:
+    """What a stored config was composed from, before the words of its command line."""
+    if isinstance(config, EvalRunConfig):
+        return [f"suite={config.eval.suite}"]
+    return [f"preset={config.preset}"]
 
 
 def _load(what: str, config_dirs: Sequence[Path]) -> Composed:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from racelab.cli import commands_rlds, commands_slurm
+from racelab.cli import commands_eval, commands_rlds, commands_slurm
 from racelab.cli.words import ConfigDir, DryRun, Fresh, GoOn, Jobs, Json, Overrides, Seeds
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import RacelabError
@@ -51,6 +51,7 @@ _BODIES = {
     "sync": "racelab.cli.sync:sync",
     "ui": "racelab.cli.ui:ui",
     "doctor": "racelab.cli.doctor:doctor",
+    **commands_eval.BODIES,
     **commands_rlds.BODIES,
     **commands_slurm.BODIES,
 }
@@ -210,6 +211,7 @@ def baseline(
 
 
 commands_rlds.register(app, _run)
+commands_eval.register(app, _run)
 
 
 @app.command()

@@ -46,6 +46,7 @@ class Options:
         dry_run: list the cells, start nothing.
         config_dirs: the user's config folders.
         json_output: JSON on stdout, no talk.
+        table: prints the rows of the cells at the end; None: the columns of training.
     """
 
     jobs: int = 1
@@ -54,6 +55,7 @@ class Options:
     dry_run: bool = False
     config_dirs: tuple[Path, ...] = ()
     json_output: bool = False
+    table: Callable[[Sequence[Row]], None] | None = None
 
     def words(self, seeds: str | None) -> list[str]:
         """The options to type again to go on with the sweep."""
@@ -159,7 +161,7 @@ def run_cells(
         view = make_view(options.json_output)
         result = run_sweep(plan, options.jobs, options.resume, view, stop)
     with results():
-        _print_result(plan, result, options.json_output)
+        _print_result(plan, result, options)
     return result.exit_code
 
 
@@ -219,13 +221,16 @@ def _print_plan(plan: Plan, statuses: Sequence[str], json_output: bool) -> None:
     say(f"{counted(len(rows), 'cell')} of {plan.run_id} in {plan.root}; nothing was started")
 
 
-def _print_result(plan: Plan, result: Result, json_output: bool) -> None:
+def _print_result(plan: Plan, result: Result, options: Options) -> None:
     """The cells, what failed, and how to go on."""
     compared = comparison(result.folder, draw=True)
-    if json_output:
+    if options.json_output:
         print_json({**_as_json(result), "comparison": compared})
         return
-    print_cells(result.rows, plan.root)
+    if options.table is not None:
+        options.table(result.rows)
+    else:
+        print_cells(result.rows, plan.root)
     if compared is not None:
         print_comparison(compared, result.folder)
     ended = ("failed", "interrupted") if result.status == "failed" else ("failed",)

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 from racelab.analysis.rlds_words import counted
 from racelab.cli.console import number, seconds
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.sweeps.launch import CellState
 
@@ -24,8 +25,12 @@ _LINE_EVERY_S = 30.0
 _DRAW_EVERY_S = 1.0
 _ORDER = ("running", "elsewhere", "failed", "interrupted", "waiting", "finished")
 """Which cells are shown first where the terminal is too low for all."""
-_COLUMNS = ("seed", "status", "step", "policy", "phase", "reward", "elapsed", "ETA")
-_RLDS_COLUMNS = ("seed", "status", "update", "reward", "solved", "retry success", "elapsed", "ETA")
+_COLUMNS = {
+    "race": ("seed", "status", "step", "policy", "phase", "reward", "elapsed", "ETA"),
+    "rlds": ("seed", "status", "update", "reward", "solved", "retry success", "elapsed", "ETA"),
+    "eval": ("seed", "status", "examples", "elapsed", "ETA"),
+}
+"""Kind of the cells -> headings after the cell's name."""
 _STYLES = {
     "running": "cyan",
     "elsewhere": "yellow",
@@ -89,7 +94,9 @@ def _began(state: CellState) -> str:
     ]
     if not state.attempts or not any(kept):
         return f"started, in {state.folder.path}"
-    return f"goes on at {'step' if _has_phases(state) else 'update'} {max(kept) + 1}, in {state.folder.path}"
+    return (
+        f"goes on at {'step' if _kind(state) == 'race' else 'update'} {max(kept) + 1}, in {state.folder.path}"
+    )
 
 
 def cell_name(state: CellState) -> str:
@@ -148,7 +155,9 @@ class PlainLines:
 def _how_far(state: CellState, p: Progress) -> str:
     """The middle of a running cell's line."""
     budget = number(state.cell.config.budget)
-    if _has_phases(state):
+    if _kind(state) == "eval":
+        return f"{number(p.examples or 0)} examples"
+    if _kind(state) == "race":
         phase = p.phase or "untrained view"
         return f"step {number(p.step)}  policy {number(p.policy_step)}/{budget}  {phase}  reward={number(p.reward)}"
     if p.policy_step is None:
@@ -159,9 +168,11 @@ def _how_far(state: CellState, p: Progress) -> str:
     )
 
 
-def _has_phases(state: CellState) -> bool:
-    """RACE runs have phases; in RLDS runs every step is an update of the policy."""
-    return not isinstance(state.cell.config, RldsRunConfig)
+def _kind(state: CellState) -> str:
+    """RACE runs have phases; in RLDS runs every step is an update of the policy; an evaluation has examples."""
+    if isinstance(state.cell.config, EvalRunConfig):
+        return "eval"
+    return "rlds" if isinstance(state.cell.config, RldsRunConfig) else "race"
 
 
 class LiveTable:
@@ -218,29 +229,30 @@ class LiveTable:
             box=ROUNDED, title=f"{self._name}   {counts(states)}", title_justify="left", header_style="bold"
         )
         table.add_column("cell", overflow="fold")
-        phases = any(map(_has_phases, states))
-        for name in _COLUMNS if phases else _RLDS_COLUMNS:
+        kinds = set(map(_kind, states))
+        kind = "race" if "race" in kinds else kinds.pop()
+        for name in _COLUMNS[kind]:
             table.add_column(name, justify="left" if name in ("status", "phase") else "right", no_wrap=True)
         room = max(5, self._console.height - 8)
         kept = sorted(states, key=lambda state: _ORDER.index(state.status))[:room]
         for state in (s for s in states if any(s is k for k in kept)):
-            table.add_row(
-                *(Text(text, style=_STYLES.get(state.status, "")) for text in _cells(state, phases))
-            )
+            table.add_row(*(Text(text, style=_STYLES.get(state.status, "")) for text in _cells(state, kind)))
         if len(states) > len(kept):
             hidden = len(states) - len(kept)
             table.caption = f"{counted(hidden, 'cell')} {'is' if hidden == 1 else 'are'} not shown"
         return table
 
 
-def _cells(state: CellState, phases: bool) -> list[str]:
-    """A cell's row of the table; `phases`: with RACE's columns."""
+def _cells(state: CellState, kind: str) -> list[str]:
+    """A cell's row of the table, with the columns of `kind`."""
     head, elapsed = [state.cell.label, str(state.cell.seed), _standing(state)], seconds(state.elapsed())
     if state.status != "running":
-        return [*head, *[""] * (len(_COLUMNS if phases else _RLDS_COLUMNS) - 4), elapsed, ""]
+        return [*head, *[""] * (len(_COLUMNS[kind]) - 4), elapsed, ""]
     p = state.progress()
     done = f"{number(p.policy_step)}/{number(state.cell.config.budget)}"
-    if phases:
+    if kind == "eval":
+        middle = [number(p.examples or 0)]
+    elif kind == "race":
         middle = [number(p.step), done, p.phase or "untrained view", number(p.reward)]
     else:
         middle = [done, number(p.reward), number(p.solved), number(p.retry_success)]

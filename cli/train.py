@@ -15,6 +15,7 @@ from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.schema import Config
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_launcher import SlurmLauncherConfig, asked_of_slurm
 from racelab.configs.schema_rlds import RldsRunConfig
 from racelab.experiments.errors import ConfigError
@@ -195,15 +196,30 @@ def check_reach(composed: Composed) -> None:
 
 
 def _resume(run: str, others: Sequence[str], json_output: bool) -> int:
-    from racelab.analysis.summary import stored_summary
-    from racelab.experiments.session import prepare
-    from racelab.sweeps.manifest import resolve
-
     if others:
         raise ConfigError(
             f"--resume goes on with the config stored with the run; leave {' '.join(others)} out"
         )
+    return resume_run(run, json_output)
+
+
+def resume_run(run: str, json_output: bool, kind: str | None = None) -> int:
+    """Goes on with a run that is there. Returns the exit code.
+
+    Args:
+        run: id, prefix, name, path or latest.
+        json_output: JSON on stdout, no talk.
+        kind: what it must be (`eval`); None: anything that is one run.
+    """
+    from racelab.analysis.summary import stored_summary
+    from racelab.experiments.session import prepare
+    from racelab.sweeps.manifest import resolve
+
     folder = resolve(run_root(""), run)
+    if kind is not None and (found := folder.info().get("kind")) != kind:
+        raise ConfigError(
+            f"{folder.run_id} is no evaluation (its kind is {found}); `racelab resume {reference(folder)}` goes on with it"
+        )
     if folder.info().get("kind") == "sweep":
         raise ConfigError(f"{folder.run_id} is a sweep; go on with: {folder.info().get('command')}")
     if folder.status() == "finished":
@@ -253,6 +269,10 @@ def _attempt(
     composed: Composed, folder: RunFolder, inputs: Any, json_output: bool
 ) -> tuple[int, dict[str, Any]]:
     """One attempt, with the display open; the summary is printed last, or returned under --json."""
+    if isinstance(composed.config, EvalRunConfig):
+        from racelab.cli.evaluate import attempt
+
+        return attempt(composed, folder, inputs, json_output)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read when torch is first imported
     from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.session import Talk, open_session
@@ -288,7 +308,7 @@ def _attempt(
 def _by_default(composed: Composed) -> str:
     """`  condition=rlds (the default)` for an RLDS run whose command names none; a run that goes on has none."""
     typed = {word.partition("=")[0] for word in composed.overrides}
-    if isinstance(composed.config, Config) or not typed or "condition" in typed:
+    if not isinstance(composed.config, RldsRunConfig) or not typed or "condition" in typed:
         return ""
     return f"  condition={composed.config.method.condition} (the default)"
 

@@ -23,12 +23,13 @@ from racelab.configs.findings import (
     warn,
 )
 from racelab.configs.schema import Config, RaceConfig
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import AnyConfig, RldsRunConfig
 
 COLLAPSE_FLOOR = 0.245
 """Share of groups with sigma = 0 under a judge with few distinct scores (RACE Table 13: 24.5 %)."""
 
-_COARSE_JUDGES = frozenset({"json"})
+_COARSE_JUDGES = frozenset({"json", "api"})
 """Judges whose scores take few values, so that all G of a group are often equal."""
 
 _MAX_STD = 0.5
@@ -43,6 +44,8 @@ def reachability(config: AnyConfig) -> list[Finding]:
 def _findings(config: AnyConfig) -> list[Finding]:
     if isinstance(config, RldsRunConfig):
         return list(rlds_findings(config))
+    if isinstance(config, EvalRunConfig):
+        return []
     method = config.method
     if isinstance(method, RaceConfig):
         return [finding for rule in _RULES for finding in rule(config, method)]

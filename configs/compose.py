@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from racelab.configs.keys import (
     CONFIG_DIR,
+    EVAL,
+    FAMILIES,
     PRIMARY,
     RACE,
     RLDS,
@@ -171,7 +173,7 @@ def read_composed(file: Path, *, to_look: bool = False) -> Composed:
 
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-        family = RLDS if isinstance(raw, Mapping) and "task" in raw else RACE
+        family = _stored_family(raw)
         config: AnyConfig = family.schema.model_validate(raw)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); is this a run folder?") from error
@@ -194,6 +196,13 @@ def read_composed(file: Path, *, to_look: bool = False) -> Composed:
     return Composed(config, text, [], _sha256(text))
 
 
+def _stored_family(raw: object) -> Family:
+    """By a block that only that family has."""
+    if isinstance(raw, Mapping):
+        return RLDS if "task" in raw else EVAL if "subject" in raw else RACE
+    return RACE
+
+
 def _with_new_keys(
     raw: dict[str, Any], missing: Sequence[tuple[int | str, ...]], file: Path, family: Family
 ) -> AnyConfig:
@@ -201,7 +210,10 @@ def _with_new_keys(
     from pydantic import ValidationError
 
     try:
-        words = [f"preset={raw['preset']}", f"{family.by}={raw[family.by]['name']}"]
+        if family is EVAL:
+            words = [f"suite={raw['eval']['suite']}"]
+        else:
+            words = [f"preset={raw['preset']}", f"{family.by}={raw[family.by]['name']}"]
         if family is RLDS:
             words.append(f"condition={raw['method']['condition']}")
         today = compose(words).config.model_dump()
@@ -323,17 +335,27 @@ def _check_word(
     from racelab.configs.messages import keys_in_force
     from racelab.configs.sources import default_choices
 
-    other = RACE if family is RLDS else RLDS
-    if key in (*leaf_keys(other), *section_keys(other), *groups(dirs, other)):
-        mend = "leave it out, or leave task= and condition= out" if family is RLDS else "add task=frozenlake"
-        if family is RLDS and key == "run.policy_updates":
-            mend += "; RLDS runs have run.updates"
-        raise ConfigError(f"{word.text}: a key of {other.title} runs; this is one of {family.title}; {mend}")
+    for other in FAMILIES:
+        if other is not family and key in (*leaf_keys(other), *section_keys(other), *groups(dirs, other)):
+            raise ConfigError(
+                f"{word.text}: a key of {other.title} runs; this is one of {family.title}; "
+                f"{_of_another(key, family, other)}"
+            )
     in_force = keys_in_force({**default_choices(family), **dict(chosen)}, dirs)
     found = near_keys(key, [*known, *leaf_keys(family)], prefer=in_force)
     names = [f"{name}={bare}" if bare in known.get(name, []) else name for name in found]
     hint = did_you_mean(names) or "; `racelab config show` lists every key"
     raise ConfigError(f"{word.text}: no such key{hint}")
+
+
+def _of_another(key: str, family: Family, other: Family) -> str:
+    """The mend for a key of another family."""
+    if family is RLDS:
+        more = "; RLDS runs have run.updates" if key == "run.policy_updates" else ""
+        return f"leave it out, or leave task= and condition= out{more}"
+    if other is EVAL:
+        return "leave it out; `racelab eval` takes it"
+    return "leave it out" if family is EVAL else f"add {other.mark}"
 
 
 def _check_variant(chosen: Sequence[tuple[str, str]], dirs: Sequence[Path]) -> None:
@@ -354,7 +376,7 @@ def _by_choice(chosen: Sequence[tuple[str, str | None]], dirs: Sequence[Path], f
     from racelab.configs.sources import default_choices, find_option, lineage
 
     now = {**default_choices(family), **dict(chosen)}
-    choice, preset = now[family.by] or "", now["preset"] or ""
+    choice, preset = now[family.by] or "", now.get("preset") or ""
     roots = family.roots(dirs)
     return [
         f"{p}={choice}"

@@ -1,7 +1,7 @@
 """The keys that the schema knows, and the groups and options that lie on disk. No Hydra, no YAML reading.
 
-There are two families of runs, RACE and RLDS. Each has a schema, a `run.yaml` at the top of its compositions, and
-groups of its own; model, learner, backend, launcher, tracking and checkpoint are shared.
+There are three families of runs: RACE, RLDS and evaluations. Each has a schema, a `run.yaml` at the top of its
+compositions, and groups of its own; others, such as backend, launcher and tracking, are shared.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from racelab.configs.schema import Config
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import RldsRunConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent
@@ -24,34 +25,41 @@ CONFIG_DIR = Path(__file__).resolve().parent
 RLDS_DIR = CONFIG_DIR / "rlds"
 """The RLDS family's own groups."""
 
+EVAL_DIR = CONFIG_DIR / "evaluation"
+"""Those of evaluations."""
+
 PRIMARY = "run"
 """The top of every composition: `run.yaml` in the family's folder."""
 
-_NO_GROUPS = frozenset({"paper", "sane", "embedded", "sweep", "graph", "rlds"})
+_NO_GROUPS = frozenset({"paper", "sane", "embedded", "sweep", "graph", "rlds", "evaluation"})
 """Folders of YAML files that nobody chooses by `group=option`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One of the two kinds of runs.
+    """One of the kinds of runs.
 
     Attributes:
-        name: race or rlds.
+        name: race, rlds or eval.
         title: for people.
         schema: of the composed config.
         folder: of `run.yaml`; first on the search path.
         by: the group whose choice, with the preset's, brings a further file: embedded/race.yaml, paper/frozenlake.yaml.
         by_presets: the presets that have such files.
         shared: groups whose options are looked for in racelab's common folder too; () for all.
+        marks: groups that RACE runs do not have: naming one makes a run of this family.
+        mark: a word that does so, for messages.
     """
 
     name: str
     title: str
-    schema: type[Config] | type[RldsRunConfig]
+    schema: type[Config] | type[RldsRunConfig] | type[EvalRunConfig]
     folder: Path
     by: str
     by_presets: tuple[str, ...]
     shared: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    mark: str = ""
 
     def roots(self, config_dirs: Sequence[Path] = ()) -> tuple[Path, ...]:
         """Folders in which an option is looked for, in this order."""
@@ -68,16 +76,29 @@ RLDS = Family(
     "task",
     ("paper", "sane", "embedded"),
     shared=("model", "learner", "eval", "backend", "launcher", "tracking", "checkpoint"),
+    marks=("task", "condition"),
+    mark="task=frozenlake",
 )
-_RLDS_GROUPS = ("task", "condition")
-"""Groups that RACE runs do not have: naming one makes an RLDS run."""
+EVAL = Family(
+    "eval",
+    "evaluation",
+    EvalRunConfig,
+    EVAL_DIR,
+    "suite",
+    (),
+    shared=("judge", "encoder", "backend", "launcher", "tracking"),
+    marks=("suite",),
+    mark="suite=race",
+)
+FAMILIES = (RACE, RLDS, EVAL)
 
 
 def family_of(chosen: Iterable[tuple[str, str | None]]) -> Family:
-    """The family that these (key, value) pairs choose: RLDS by task, condition or method=rlds, else RACE."""
+    """The family that these (key, value) pairs choose: by a group of its own, RLDS also by method=rlds; else RACE."""
     for key, value in chosen:
-        if key.partition(".")[0] in _RLDS_GROUPS and value is not None:
-            return RLDS
+        for family in FAMILIES:
+            if key.partition(".")[0] in family.marks and value is not None:
+                return family
         if key == "method" and value is not None and (RLDS_DIR / "method" / f"{value}.yaml").is_file():
             return RLDS
     return RACE
@@ -116,12 +137,12 @@ def _keys(schema: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _of(family: Family | None, which: int) -> tuple[str, ...]:
-    families = (RACE, RLDS) if family is None else (family,)
+    families = FAMILIES if family is None else (family,)
     return tuple(dict.fromkeys(key for one in families for key in _keys(one.schema)[which]))
 
 
 def leaf_keys(family: Family | None = None) -> tuple[str, ...]:
-    """Every key that holds a value, dotted, in the order of the schema (all options together); of both for None."""
+    """Every key that holds a value, dotted, in the order of the schema (all options together); of all families for None."""
     return _of(family, 0)
 
 
@@ -137,8 +158,8 @@ def identity_keys() -> dict[str, str]:
     Set alone they would leave the block with the keys of another option, so only the group may set them.
     """
     keys = {f"{name}.name": name for name in ("method", "backend")}
-    keys |= {"method.condition": "condition"}
-    for family in (RACE, RLDS):
+    keys |= {"method.condition": "condition", "eval.suite": "suite"}
+    for family in FAMILIES:
         for name, info in family.schema.model_fields.items():
             if isinstance(info.discriminator, str):
                 keys[f"{name}.{info.discriminator}"] = name
@@ -158,10 +179,10 @@ def groups(config_dirs: Sequence[Path] = (), family: Family | None = RACE) -> di
 
     Args:
         config_dirs: the user's.
-        family: whose groups; None: of both.
+        family: whose groups; None: of all.
     """
     found: dict[str, set[str]] = {}
-    for one in (RACE, RLDS) if family is None else (family,):
+    for one in FAMILIES if family is None else (family,):
         for root in one.roots(config_dirs):
             for folder in sorted(p for p in root.iterdir() if p.is_dir() and p.name not in _NO_GROUPS):
                 if not _belongs(folder.name, root, one):
@@ -175,10 +196,10 @@ def groups(config_dirs: Sequence[Path] = (), family: Family | None = RACE) -> di
 def _belongs(group: str, root: Path, family: Family) -> bool:
     """Whether a family takes the options of this group in this folder."""
     if family.name == RACE.name:
-        return group not in _RLDS_GROUPS
+        return not any(group in other.marks for other in FAMILIES)
     if root == CONFIG_DIR:
         return group in family.shared
-    return group in family.shared or (RLDS_DIR / group).is_dir()
+    return group in family.shared or (family.folder / group).is_dir()
 
 
 def shadowed(config_dirs: Iterable[Path]) -> list[tuple[Path, Path]]:
@@ -189,7 +210,7 @@ def shadowed(config_dirs: Iterable[Path]) -> list[tuple[Path, Path]]:
     clashes = []
     for root in config_dirs:
         for path in sorted([*root.glob("*.yaml"), *root.glob("*/*.yaml")]):
-            for home in (CONFIG_DIR, RLDS_DIR):
+            for home in (CONFIG_DIR, RLDS_DIR, EVAL_DIR):
                 own = home / path.relative_to(root)
                 if own.is_file() and own.resolve() != path.resolve():
                     clashes.append((path, own))

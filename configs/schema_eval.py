@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -111,7 +112,9 @@ class SuiteConfig(Section):
     benchmarks: tuple[BenchmarkName, ...] = Field(min_length=1)
     limit: Count | None = Field(description="The first n examples of each benchmark; null: all.")
     batch: Count = Field(description="Examples decoded together on this machine.")
-    max_tokens: Count | None = Field(description="No answer is longer, whatever the task; null: no further bound.")
+    max_tokens: Count | None = Field(
+        description="No answer is longer, whatever the task; null: no further bound."
+    )
     budgets: dict[BenchmarkName, Count] = Field(description="The same for single benchmarks.")
     thinking: Literal["protocol", "strip", "keep"] = Field(
         description="What is scored: as each task has it, after the thinking block everywhere, or with it everywhere."
@@ -185,7 +188,9 @@ class EvalRunConfig(Section):
     @property
     def title(self) -> str:
         """Of an evaluation that nobody has named; without the seed."""
-        return f"eval-{self.eval.suite}-{self.subject.source}"
+        return (
+            f"eval-{self.eval.suite}-{re.sub('[^A-Za-z0-9.]+', '-', self.subject.source)[-40:].strip('-.')}"
+        )
 
     @model_validator(mode="after")
     def _cross(self) -> EvalRunConfig:

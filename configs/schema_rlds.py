@@ -25,6 +25,7 @@ from racelab.configs.schema import (
     refuse_what_launcher_cannot,
     refuse_what_local_cannot,
 )
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.section import Count, Fraction, NonNegative, Positive, Section
 
 TASKS = ("frozenlake", "hotpotqa", "scienceworld", "deepresearch")
@@ -409,5 +410,7 @@ class RldsRunConfig(Section):
         return self
 
 
-AnyConfig = Config | RldsRunConfig
-"""Of either family of runs."""
+TrainConfig = Config | RldsRunConfig
+"""Of a run that trains."""
+AnyConfig = TrainConfig | EvalRunConfig
+"""Of any family of runs."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from racelab.configs.schema_rlds import AnyConfig
+from racelab.configs.schema_rlds import AnyConfig, TrainConfig
 from racelab.experiments.checkpoint import Checkpoint, CheckpointStore
 from racelab.experiments.errors import FencedError, RacelabError
 from racelab.experiments.methods.registry import Method
@@ -29,8 +29,8 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        status: finished or interrupted.
-        exit_code: 0, or 128 + the signal that stopped it.
+        status: finished, interrupted, or failed where all was done that could be.
+        exit_code: 0, 128 + the signal that stopped it, or what the failure says.
         step: last global step.
         seconds: of this attempt.
         peak_gib: largest resident memory of this attempt's process.
@@ -61,15 +61,15 @@ class Talk:
 class Attempt(ABC):
     """Runs one attempt on one folder. The caller made the folder (or found it) and keeps the inputs."""
 
+    failed_code = 1
+    """Exit code of an attempt whose status is failed."""
+
     def __init__(
         self, config: AnyConfig, folder: RunFolder, inputs: Any, talk: Talk, stop: StopRequest
     ) -> None:
         """Keeps the parts; nothing is opened yet."""
         self.settings: AnyConfig = config
         self.folder, self.inputs, self.talk, self.stop = folder, inputs, talk, stop
-        self.store = CheckpointStore(
-            folder.path / "checkpoints", config.checkpoint.keep_last, config.eval.at_steps
-        )
 
     def run(self) -> Outcome:
         """Takes the lock, works, and leaves the folder in a final state whatever happens.
@@ -80,13 +80,11 @@ class Attempt(ABC):
         """
         started = time.monotonic()
         with self.folder.lock() as lock, lock.by_hand():
-            checkpoint = self.store.load_latest() if self.store.steps() else None
-            cut = checkpoint.state["tracker"] if checkpoint is not None else None
-            attempt = self.folder.begin_attempt(from_step=self._from_step(checkpoint), cut=cut)
+            attempt = self._begin()
             tracker = None
             try:
                 tracker = self._tracker(attempt)
-                status, reason, step = self._work(tracker, checkpoint)
+                status, reason, step = self._do(tracker)
                 self.folder.update(steps=step)
                 tracker.close(status, reason)
             except FencedError:
@@ -96,12 +94,18 @@ class Attempt(ABC):
                 self._close_quietly(tracker, "interrupted" if interrupted else "failed", error)
                 raise
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        code = self.stop.exit_code if status == "interrupted" else 0
+        code = (
+            self.stop.exit_code if status == "interrupted" else self.failed_code if status == "failed" else 0
+        )
         return Outcome(status, code, step, time.monotonic() - started, peak)
 
     @abstractmethod
-    def _work(self, tracker: SpoolTracker, checkpoint: Checkpoint | None) -> tuple[str, str, int]:
-        """The run itself. Returns (finished or interrupted, reason, last step)."""
+    def _begin(self) -> int:
+        """Registers the attempt, with what earlier ones wrote that counts no more; returns its number."""
+
+    @abstractmethod
+    def _do(self, tracker: SpoolTracker) -> tuple[str, str, int]:
+        """The run itself. Returns (finished, failed or interrupted; reason; last step)."""
 
     def _stopped(self, step: int) -> tuple[str, str, int]:
         return "interrupted", f"stopped by signal {self.stop.signum} after step {step}", step
@@ -127,6 +131,33 @@ class Attempt(ABC):
                 self.folder.update(status=status, reason=reason)
         except (RacelabError, OSError) as second:
             self.talk.note(f"the end of the run could not be recorded: {second}")
+
+
+class TrainAttempt(Attempt):
+    """An attempt that goes on at a checkpoint."""
+
+    def __init__(
+        self, config: TrainConfig, folder: RunFolder, inputs: Any, talk: Talk, stop: StopRequest
+    ) -> None:
+        """Keeps the parts; nothing is opened yet."""
+        super().__init__(config, folder, inputs, talk, stop)
+        self.store = CheckpointStore(
+            folder.path / "checkpoints", config.checkpoint.keep_last, config.eval.at_steps
+        )
+        self._checkpoint: Checkpoint | None = None
+
+    @abstractmethod
+    def _work(self, tracker: SpoolTracker, checkpoint: Checkpoint | None) -> tuple[str, str, int]:
+        """See `_do`; `checkpoint`: where to go on, None for a run that starts."""
+
+    def _begin(self) -> int:
+        self._checkpoint = checkpoint = self.store.load_latest() if self.store.steps() else None
+        cut = checkpoint.state["tracker"] if checkpoint is not None else None
+        return self.folder.begin_attempt(from_step=self._from_step(checkpoint), cut=cut)
+
+    def _do(self, tracker: SpoolTracker) -> tuple[str, str, int]:
+        checkpoint, self._checkpoint = self._checkpoint, None  # it holds the weights: nobody else needs them
+        return self._work(tracker, checkpoint)
 
     def _from_step(self, checkpoint: Checkpoint | None) -> int:
         """Last step that counts of earlier attempts: none of them if they left no checkpoint."""

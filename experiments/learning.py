@@ -1,13 +1,13 @@
-"""The learner's settings, from the config of either family. Imports torch when it is called."""
+"""The learner's settings, from the config of a run that trains. Imports torch when it is called."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from racelab.configs.schema_rlds import AnyConfig
+from racelab.configs.schema_rlds import TrainConfig
 
 
-def learner_settings(config: AnyConfig) -> Any:
+def learner_settings(config: TrainConfig) -> Any:
     """The learner's settings, with the length of the schedule."""
     from racelab.experiments.backends.local.optim import OptimSettings
 

@@ -1,4 +1,4 @@
-"""A whole training run of any method: what it needs, its folder, and who runs it."""
+"""A whole run of any family: what it needs, its folder, and who runs it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from racelab.configs.schema import Config
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.attempt import Attempt, Outcome, Talk
 from racelab.experiments.environment import Surroundings
@@ -31,7 +32,8 @@ def new_run(
 ) -> RunFolder:
     """The folder of a new run, `run.json` first; a cell of a sweep brings name, id, surroundings and further facts."""
     name = name or config.run.name or f"{config.title}-s{config.run.seed}"
-    info = {"kind": "train", **config.facts(), "command": command, "cwd": str(Path.cwd())}
+    kind = "eval" if isinstance(config, EvalRunConfig) else "train"
+    info = {"kind": kind, **config.facts(), "command": command, "cwd": str(Path.cwd())}
     return RunFolder.create(
         root,
         name,
@@ -53,6 +55,10 @@ def prepare(config: AnyConfig, root: Path) -> Any:
         from racelab.experiments.build import find_inputs
 
         return find_inputs(config, root)
+    if isinstance(config, EvalRunConfig):
+        from racelab.experiments.evaluation.build import find_evaluation
+
+        return find_evaluation(config, root)
     from racelab.experiments.build_rlds import find_task
 
     return find_task(config, root)
@@ -64,6 +70,10 @@ def open_session(config: AnyConfig, folder: RunFolder, inputs: Any, talk: Talk, 
         from racelab.experiments.session_race import RaceSession
 
         return RaceSession(config, folder, inputs, talk, stop)
+    if isinstance(config, EvalRunConfig):
+        from racelab.experiments.session_eval import EvalSession
+
+        return EvalSession(config, folder, inputs, talk, stop)
     from racelab.experiments.session_rlds import RldsSession
 
     return RldsSession(config, folder, inputs, talk, stop)

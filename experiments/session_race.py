@@ -12,7 +12,7 @@ from typing import Any
 
 from racelab.configs.schema import Config
 from racelab.experiments import validation
-from racelab.experiments.attempt import Attempt, Talk
+from racelab.experiments.attempt import Talk, TrainAttempt
 from racelab.experiments.build import Inputs, build_parts, calibrated, ruler
 from racelab.experiments.checkpoint import Checkpoint
 from racelab.experiments.data.stream import data_digest
@@ -31,7 +31,7 @@ from racelab.experiments.tracking.tracker import SpoolTracker
 from racelab.experiments.types import Rubric, StepRecord
 
 
-class RaceSession(Attempt):
+class RaceSession(TrainAttempt):
     """Runs one attempt on one folder. The caller made the folder (or found it) and keeps the inputs."""
 
     def __init__(

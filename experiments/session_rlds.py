@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from racelab.configs.schema_rlds import RldsRunConfig
-from racelab.experiments.attempt import Attempt, Talk
+from racelab.experiments.attempt import Talk, TrainAttempt
 from racelab.experiments.build_rlds import TaskInputs, build_parts
 from racelab.experiments.checkpoint import Checkpoint
 from racelab.experiments.data.instances import instances_digest
@@ -27,7 +27,7 @@ _WAVE = 256
 """Validation episodes played together; between two waves a stop request is looked for."""
 
 
-class RldsSession(Attempt):
+class RldsSession(TrainAttempt):
     """Runs one attempt on one folder. The caller made the folder (or found it) and keeps the inputs."""
 
     def __init__(

@@ -61,7 +61,7 @@ def user_dirs(config_dirs: Sequence[Path]) -> list[Path]:
 
 
 def options(config_dirs: Sequence[Path], family: Family | None = None) -> dict[str, list[str]]:
-    """Group -> options, racelab's own and the user's; of both families for None."""
+    """Group -> options, racelab's own and the user's; of all families for None."""
     return groups(user_dirs(config_dirs), family)
 
 

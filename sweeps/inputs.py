@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from racelab.configs.schema import Config
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import (
     DeepResearchTask,
     FrozenLakeTask,
@@ -46,7 +47,11 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     for cell in cells:
         c = cell.config
         try:
-            if isinstance(c, RldsRunConfig):
+            if isinstance(c, EvalRunConfig):
+                if (key := _key(c.model_dump(mode="json", exclude=_NO_INPUT))) not in loaded:
+                    loaded.add(key)
+                    check.evaluation(c, dry_run)
+            elif isinstance(c, RldsRunConfig):
                 if not dry_run:
                     check.task(c)
                 elif (key := _key(c.task.model_dump(mode="json"))) not in loaded:
@@ -145,6 +150,15 @@ class _InputCheck:
     root: Path
     prompts: dict[str, PromptData] = field(default_factory=dict)
     seen: set[tuple[str, str]] = field(default_factory=set)
+
+    def evaluation(self, config: EvalRunConfig, dry_run: bool) -> None:
+        """The same for an evaluation; a dry run looks for its files only."""
+        from racelab.experiments.evaluation.build import check_files, find_evaluation
+
+        if dry_run:
+            check_files(config)
+        else:
+            find_evaluation(config, self.root)
 
     def task(self, config: RldsRunConfig) -> None:
         """The same for an RLDS run: its task, its model and its addresses."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from racelab.experiments.errors import DataError, RunFolderError
@@ -26,6 +26,7 @@ class Progress:
         eta_s: seconds to the end at the pace of this attempt.
         solved: share of that step's rollouts that solved their task (RLDS).
         retry_success: share of its retries that beat the original (RLDS).
+        examples: rows of examples so far (evaluations).
     """
 
     step: int | None = None
@@ -35,6 +36,7 @@ class Progress:
     eta_s: float | None = None
     solved: float | None = None
     retry_success: float | None = None
+    examples: int | None = None
 
 
 class SpoolTail:
@@ -56,7 +58,10 @@ class SpoolTail:
                 self._file, self._offset, self._first = files[-1], 0, None
             for record, after in read_lines(self._file, self._offset) if self._file else ():
                 self._offset = after
-                if record["kind"] == "metrics":
+                if record["kind"] == "rows" and record["table"] == "eval_examples":
+                    done = (self._now.examples or 0) + len(record["rows"])
+                    self._now = replace(self._now, examples=done)
+                elif record["kind"] == "metrics":
                     self._take(int(record["step"]), int(record["ts"]), record["values"])
         except (DataError, RunFolderError):
             pass

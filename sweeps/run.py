@@ -280,7 +280,7 @@ def open_sweep(plan: Plan) -> RunFolder:
     info = {
         "kind": "sweep",
         **{name: _common(facts, name) for name in ("paper", "method", "task", "condition")},
-        "preset": first.preset,
+        "preset": facts[0]["preset"],
         "command": plan.command,
         "cwd": str(Path.cwd()),
         "n_cells": len(plan.cells),

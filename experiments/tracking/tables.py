@@ -80,7 +80,12 @@ TABLES: Final[Mapping[str, Columns]] = {
     },
     "eval_examples": {
         **_AT, "checkpoint": "int", "policy_step": "int", "suite": "str", "benchmark": "str",
-        "domain": "str", "judge": "str", "example_id": "str", "score": "float",
+        "domain": "str", "judge": "str", "example_id": "str", "score": "float", "status": "str",
+        "details": "json", "protocol": "str", "seed": "int",
+    },
+    "eval_answers": {
+        **_AT, "benchmark": "str", "example_id": "str", "idx": "int", "role": "str", "text": "str",
+        "finished": "bool", "n_tokens": "int", "extracted": "str", "score": "float", "error": "str",
     },
     "val_examples": {**_AT, "task": "str", "example_id": "str", "reward": "float", "turns": "int"},
     "rollouts": {

@@ -100,9 +100,9 @@ class SpoolTracker:
         self.shipper: subprocess.Popen[bytes] | None = self._start_shipper() if ship else None
 
     def record(self, record: StepRecord) -> None:
-        """Metrics and rows of one step in one write call."""
+        """Metrics and rows of one step in one write call; rows alone where there are no metrics."""
         self._append(
-            self._metrics(record.step, record.metrics),
+            *([self._metrics(record.step, record.metrics)] if record.metrics else []),
             *(entry for table, rows in record.tables.items() for entry in self._rows(table, rows)),
         )
 

@@ -1,0 +1,195 @@
+"""What an evaluation says: progress while it runs, its scores when it is done."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from racelab.cli.console import number, print_table, say, seconds
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from racelab.experiments.types import StepRecord
+
+_LINE_EVERY_S = 5.0
+_REDRAW_HZ = 4
+
+
+class EvalProgress(Protocol):
+    """The face of a running evaluation."""
+
+    def start(self, title: str) -> None:
+        """Opens."""
+
+    def update(self, record: StepRecord) -> None:
+        """One example is done; see `EvalSession._show` for the values of `status`."""
+
+    def note(self, text: str) -> None:
+        """A line of talk."""
+
+    def stop(self) -> None:
+        """Closes; a second call does nothing."""
+
+
+def make_progress(json_output: bool, stream: IO[str] | None = None) -> EvalProgress:
+    """Nothing under --json, a bar on a terminal, lines elsewhere (on stderr)."""
+    stream = stream or sys.stderr
+    if json_output:
+        return Silent()
+    return Bar() if stream.isatty() else Lines()
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, title: str) -> None:
+        """Nothing."""
+
+    def update(self, record: StepRecord) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """A line every few seconds."""
+
+    def __init__(self) -> None:
+        """Nothing has been said yet."""
+        self._next = 0.0
+
+    def start(self, title: str) -> None:
+        """The title."""
+        say(title)
+        self._next = time.monotonic() + _LINE_EVERY_S
+
+    def update(self, record: StepRecord) -> None:
+        """How far, if it is time or the benchmark is done."""
+        s = record.status
+        if time.monotonic() < self._next and s["done"] != s["total"]:
+            return
+        self._next = time.monotonic() + _LINE_EVERY_S
+        lost = f"  lost={s['lost']}" if s["lost"] else ""
+        say(
+            f"{s['benchmark']}: {s['done']}/{s['total']}  mean={number(s['mean'])}{lost}  eta={seconds(s['eta_s'])}"
+        )
+
+    def note(self, text: str) -> None:
+        """The text."""
+        say(text)
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+
+class Bar:
+    """One bar per benchmark; talk scrolls above."""
+
+    def __init__(self) -> None:
+        """Nothing is drawn yet."""
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def start(self, title: str) -> None:
+        """Opens the bars."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, highlight=False),
+            refresh_per_second=_REDRAW_HZ,
+        )
+        self._progress.start()
+        self.note(title)
+
+    def update(self, record: StepRecord) -> None:
+        """Moves the bar of the benchmark."""
+        if self._progress is None:
+            return
+        s = record.status
+        name, total = str(s["benchmark"]), int(str(s["total"]))
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, said="")
+        lost = f"  lost {s['lost']}" if s["lost"] else ""
+        said = f"mean {number(s['mean'])}{lost}  ETA {seconds(s['eta_s'])}"
+        self._progress.update(self._tasks[name], completed=int(str(s["done"])), said=said)
+
+    def note(self, text: str) -> None:
+        """A line above the bars."""
+        from rich.text import Text
+
+        if self._progress is not None:
+            self._progress.console.print(Text(text, style="dim"))
+
+    def stop(self) -> None:
+        """Leaves the bars on the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def percent(value: object) -> str:
+    """A fraction in per cent with one decimal, as the papers print scores."""
+    return number(100 * value, 1) if isinstance(value, int | float) else "-"
+
+
+def interval(low: object, high: object) -> str:
+    """`[12.1, 20.4]` of fractions."""
+    return f"[{percent(low)}, {percent(high)}]" if isinstance(low, int | float) else "-"
+
+
+def print_scores(summary: Mapping[str, Any]) -> None:
+    """The table of an evaluation's scores on stdout, and what must be known to read it on stderr."""
+    scores: Mapping[str, Mapping[str, Any]] = summary["scores"]
+    rows = [
+        [
+            label,
+            percent(s["value"]),
+            interval(s.get("low"), s.get("high")),
+            f"{s['n']:,}",
+            f"{s['unparsed']:,}",
+            f"{s['lost']:,}",
+            str(s["metric"]),
+        ]
+        for label, s in scores.items()
+    ]
+    if summary.get("avg") is not None:
+        rows.append(["average", percent(summary["avg"]), "-", "-", "-", "-", "mean over the suite"])
+    right = ["score", "95 % interval", "examples", "unparsed", "lost"]
+    print_table(
+        ["benchmark", "score", "95 % interval", "examples", "unparsed", "lost", "metric"], rows, right
+    )
+    say(
+        f"suite {summary['suite']}, protocol {summary['protocol']}, seed {summary['seed']}; scores in per cent, "
+        "intervals by a bootstrap over examples"
+    )
+    for line in summary.get("notes", []):
+        say(f"note: {line}")
+
+
+def print_eval_cells(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table with an evaluation a line: its scores in per cent."""
+    labels = list(dict.fromkeys(name for row in rows for name in row.get("scores") or {}))
+    shown = [
+        [
+            str(row["label"]),
+            str(row["seed"]),
+            str(row["status"]),
+            *(percent((row.get("scores") or {}).get(name)) for name in labels),
+            seconds(row.get("wall_s")),
+        ]
+        for row in rows
+    ]
+    print_table(["cell", "seed", "status", *labels, "took"], shown, right=["seed", *labels, "took"])

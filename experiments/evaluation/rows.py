@@ -1,0 +1,52 @@
+"""The rows that an evaluation writes, and what of them is there when it goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from racelab.experiments.evaluation.totals import Row
+from racelab.experiments.evaluation.types import Examined
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking.spool import read_spool
+
+
+def example_rows(examined: Examined, benchmark: str, common: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Rows of `eval_examples`: one per mark. A score that is none is null."""
+    example = examined.example
+    return [
+        {
+            **common,
+            "benchmark": mark.label,
+            "domain": example.domain,
+            "judge": mark.judge,
+            "example_id": example.example_id,
+            "score": None if math.isnan(mark.score) else mark.score,
+            "status": mark.status,
+            "details": dict(mark.details),
+        }
+        for mark in examined.marks
+    ]
+
+
+def answer_rows(examined: Examined, benchmark: str, step: int) -> list[dict[str, object]]:
+    """Rows of `eval_answers`: all that was generated for the example."""
+    example_id = examined.example.example_id
+    return [
+        {"step": step, "benchmark": benchmark, "example_id": example_id, **row} for row in examined.answers
+    ]
+
+
+def recorded(folder: RunFolder) -> dict[tuple[str, str], Row]:
+    """(label, example id) -> the newest row that the run has of it."""
+    found: dict[tuple[str, str], Row] = {}
+    for record in read_spool(folder):
+        if record["kind"] == "rows" and record["table"] == "eval_examples":
+            for row in record["rows"]:
+                details = row.get("details")
+                if isinstance(details, str):
+                    row = {**row, "details": json.loads(details)}
+                found[str(row["benchmark"]), str(row["example_id"])] = Row.of_table(row)
+    return found

@@ -1,0 +1,185 @@
+"""From the marks of examples to the scores of benchmarks. Pure: a report makes the same numbers from a run's table.
+
+A benchmark's score is a mean over examples (micro), a mean over its domains (macro), or what its authors define; see
+`docs/evaluation.md` for each. A lost example has no score and is in no mean; how many there are stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Final
+
+from racelab.configs.schema_eval import RACE_SUITE, RUBRIC_SUITE
+from racelab.experiments.evaluation.types import Status
+
+IFEVAL_LABELS: Final = ("ifeval", "ifeval-answer")
+"""With the thinking block, as olmo3-adapt has it; and after it (RACE App. G)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of `eval_examples`, as far as a score needs it."""
+
+    label: str
+    example_id: str
+    domain: str
+    score: float
+    status: Status
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_table(cls, row: Mapping[str, Any]) -> Row:
+        """From the columns of the table; a score that is null is that of a lost example."""
+        score = row.get("score")
+        return cls(
+            label=str(row["benchmark"]),
+            example_id=str(row["example_id"]),
+            domain=str(row.get("domain") or ""),
+            score=math.nan if score is None else float(score),
+            status=row.get("status") or "scored",
+            details=row.get("details") or {},
+        )
+
+    @property
+    def of(self) -> str:
+        """The benchmark behind the label."""
+        return benchmark_of(self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The score of one label.
+
+    Attributes:
+        label: benchmark, or one of IFEval's two.
+        metric: name of the score.
+        value: the score, a fraction in [0, 1]; NaN without any scored example.
+        n: examples with a score, the unparsed ones included.
+        unparsed: of those, answers in which nothing could be scored.
+        lost: examples without an answer; not in `n`.
+        parts: domain -> its own score.
+        more: further metrics.
+    """
+
+    label: str
+    metric: str
+    value: float
+    n: int
+    unparsed: int
+    lost: int
+    parts: Mapping[str, float] = field(default_factory=dict)
+    more: Mapping[str, float] = field(default_factory=dict)
+
+
+def benchmark_of(label: str) -> str:
+    """`ifeval-answer` is one of IFEval's labels; any other label is its benchmark."""
+    return "ifeval" if label in IFEVAL_LABELS else label
+
+
+def is_macro(label: str, protocol: str) -> bool:
+    """Whether the score is the mean over domains, each counted alike."""
+    return label in _MACRO.get(protocol, ())
+
+
+def suite_totals(rows: Sequence[Row], suite: str, protocol: str) -> dict[str, Total]:
+    """Label -> its score, in the order of the suite; labels without a row are left out."""
+    by_label: dict[str, list[Row]] = {}
+    for row in rows:
+        by_label.setdefault(row.label, []).append(row)
+    order = [*(RUBRIC_SUITE if suite == "rubric" else RACE_SUITE), *IFEVAL_LABELS]
+    known = [label for label in order if label in by_label]
+    return {
+        label: total(label, by_label[label], protocol)
+        for label in [*known, *(label for label in by_label if label not in known)]
+    }
+
+
+def total(label: str, rows: Sequence[Row], protocol: str) -> Total:
+    """The score of one label from all its rows."""
+    scored = [row for row in rows if row.status != "lost"]
+    counts = {
+        "n": len(scored),
+        "unparsed": sum(row.status == "unparsed" for row in scored),
+        "lost": len(rows) - len(scored),
+    }
+    if not scored:
+        return Total(label, metric_name(label, protocol), math.nan, **counts)
+    special = _SPECIAL.get(label)
+    if special is not None:
+        value, parts, more = special(scored)
+    else:
+        parts = _by_domain(scored)
+        macro = is_macro(label, protocol)
+        value = fmean(parts.values()) if macro else fmean(row.score for row in scored)
+        more = _means(scored, metric_name(label, protocol))
+    return Total(label, metric_name(label, protocol), value, **counts, parts=parts, more=more)
+
+
+def average(totals: Mapping[str, Total], suite: str) -> float | None:
+    """The suite's mean over its benchmarks (Table 4: over eight; Table 5 has two); None if one of them is missing."""
+    wanted = RUBRIC_SUITE if suite == "rubric" else RACE_SUITE if suite == "race" else ()
+    values = [totals[name].value for name in wanted if name in totals]
+    if not wanted or len(values) < len(wanted) or any(math.isnan(v) for v in values):
+        return None
+    return fmean(values)
+
+
+def metrics_of(totals: Mapping[str, Total], suite: str, average_too: bool = False) -> dict[str, float]:
+    """`eval/<suite>/<label>` and what stands beside it, for the tracker."""
+    found: dict[str, float] = {}
+    for label, one in totals.items():
+        if not math.isnan(one.value):
+            found[f"eval/{suite}/{label}"] = one.value
+        found |= {f"eval/{suite}/{label}_{name}": value for name, value in one.more.items()}
+        found |= {f"eval/{suite}/{label}_n": float(one.n)}
+        found |= {f"eval/{suite}/{label}_unparsed": float(one.unparsed)} if one.unparsed else {}
+        found |= {f"eval/{suite}/{label}_lost": float(one.lost)} if one.lost else {}
+    mean = average(totals, suite) if average_too else None
+    return found if mean is None else {**found, f"eval/{suite}/avg": mean}
+
+
+def metric_name(label: str, protocol: str) -> str:
+    """What the score of a label is called."""
+    return _NAMES.get((protocol, label)) or _NAMES.get(("olmo3-adapt", label)) or "score"
+
+
+def _by_domain(rows: Sequence[Row]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.domain:
+            found.setdefault(row.domain, []).append(row.score)
+    return {domain: fmean(values) for domain, values in found.items()}
+
+
+def _means(rows: Sequence[Row], primary: str) -> dict[str, float]:
+    """Means of the details that are numbers; of a list of them over all items of all examples (micro)."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.details.items():
+            items = value if isinstance(value, list) else [value]
+            if all(isinstance(item, int | float) for item in items):
+                values.setdefault(name, []).extend(float(item) for item in items)
+    return {name: fmean(found) for name, found in values.items() if found and name != primary}
+
+
+Special = Callable[[Sequence[Row]], tuple[float, dict[str, float], dict[str, float]]]
+_SPECIAL: dict[str, Special] = {}
+_MACRO: Final[Mapping[str, tuple[str, ...]]] = {"olmo3-adapt": ("mmlu", "agieval")}
+"""Protocol -> labels whose score is a mean over domains. BBH is micro: sum of score times n over sum of n."""
+_NAMES: Final[Mapping[tuple[str, str], str]] = {
+    ("olmo3-adapt", "gsm8k"): "exact_match_flex",
+    ("olmo3-adapt", "mbpp_plus"): "pass_at_1",
+    ("olmo3-adapt", "bbh"): "exact_match",
+    ("olmo3-adapt", "mmlu"): "exact_match",
+    ("olmo3-adapt", "popqa"): "exact_match",
+    ("olmo3-adapt", "gpqa"): "exact_match",
+    ("olmo3-adapt", "zebralogic"): "puzzle_accuracy",
+    ("olmo3-adapt", "agieval"): "exact_match",
+    ("olmo3-adapt", "ifeval"): "prompt_level_loose_acc",
+    ("olmo3-adapt", "ifeval-answer"): "prompt_level_loose_acc",
+    ("olmo3-adapt", "rewardbench2"): "avg",
+    ("olmo3-adapt", "judgebench"): "avg",
+}
