@@ -16,27 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import itertools
 import json
-import os
 import re
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from racelab.experiments.errors import (
-    ConfigError,
-    MissingDependencyError,
-    RunFolderError,
-    UnreachableError,
-)
-from racelab.experiments.fsio import explain, read_json, write_json_atomic
+from racelab.experiments.errors import RunFolderError, UnreachableError
+from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.models.api_reply import (
     FailedTryError,
     Outcome,
@@ -46,15 +38,21 @@ from racelab.experiments.models.api_reply import (
     read_body,
     retry_after,
 )
-from racelab.experiments.models.assets import cache_dir
+from racelab.experiments.models.api_settings import (
+    URL_VARIABLE,
+    ApiSettings,
+    api_settings,
+    base_url,
+    check,
+    find_key,
+)
 from racelab.experiments.models.chat import Calls, ChatRequest, Reply
 
 if TYPE_CHECKING:
     import openai
 
-    from racelab.configs.schema import ApiConfig
+__all__ = ["ApiModel", "ApiSettings", "api_settings", "base_url", "check", "no_key", "open_client", "refusal"]
 
-_URL_VARIABLE: Final = "OPENAI_BASE_URL"
 _AGAIN: Final = frozenset({408, 409, 425, 429})
 """Statuses that may pass; so may all from 500 on."""
 _GENERAL: Final = frozenset({402, 429, 502, 503, 504})
@@ -62,124 +60,8 @@ _GENERAL: Final = frozenset({402, 429, 502, 503, 504})
 _NO_SERVER: Final = frozenset({"ConnectError", "ConnectTimeout", "ProxyError"})
 """Causes of a connection error that say that nothing listens there."""
 _CODE: Final = re.compile(r"[a-z][a-z_]{2,50}")
+_CALL: Final = 8  # replies of a stream that count as one call
 _CONNECT_S: Final = 10.0  # what is not there should not take a whole time-out to notice
-
-
-@dataclass(frozen=True, slots=True)
-class ApiSettings:
-    """The section `api`.
-
-    Attributes:
-        base_url: where `/chat/completions` hangs, as `http://host:8000/v1`; empty: $OPENAI_BASE_URL.
-        model: its name on that server.
-        key_env: the environment variable that holds the key; empty: the server wants none.
-        timeout_s: for one whole answer.
-        max_retries: further tries of a request that failed.
-        backoff_s: before the first of them; twice as long before each next one.
-        max_backoff_s: the longest wait, also when the server asks for more (Retry-After).
-        concurrency: requests under way at a time.
-        cache_dir: folder of replies, shared by any number of processes; None: every request is made.
-        temperature: of `request`.
-        max_tokens: of `request`.
-    """
-
-    base_url: str
-    model: str
-    key_env: str = "OPENAI_API_KEY"
-    timeout_s: float = 60.0
-    max_retries: int = 5
-    backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
-    concurrency: int = 8
-    cache_dir: Path | None = None
-    temperature: float = 0.0
-    max_tokens: int = 2048
-
-    def request(self, user: str, system: str | None = None) -> ChatRequest:
-        """A request that is sampled as this section says."""
-        return ChatRequest(system, user, self.max_tokens, self.temperature)
-
-
-def check(settings: ApiSettings) -> None:
-    """Finds what can be found before a run starts; the server is not asked.
-
-    Raises:
-        ConfigError: no address or none that can be one, no key, or a cache folder that cannot be.
-        MissingDependencyError: `openai` is not installed.
-    """
-    base_url(settings)
-    _key(settings)
-    if settings.cache_dir is not None:
-        _make_folder(settings.cache_dir)
-    if importlib.util.find_spec("openai") is None:
-        raise MissingDependencyError("an API model needs: pip install 'racelab[api]'")
-
-
-def base_url(settings: ApiSettings) -> str:
-    """The server's address, without a slash at the end. The SDK's own default is never used: it costs money.
-
-    Raises:
-        ConfigError: there is none, or it is no plain http address.
-    """
-    found = (settings.base_url or os.environ.get(_URL_VARIABLE, "")).strip().rstrip("/")
-    where = "api.base_url" if settings.base_url else _URL_VARIABLE
-    if not found:
-        raise ConfigError(
-            f"api.base_url is empty and {_URL_VARIABLE} is not set; give one of them, as http://host:8000/v1"
-        )
-    try:
-        parts = urllib.parse.urlsplit(found)
-        plain = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half a pair of brackets
-        plain = False
-    if not plain or re.search(r"\s", found):
-        raise ConfigError(f"{where} is no http address; give one as http://host:8000/v1")
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ConfigError(
-            f"{where} holds a user, a password or a query; leave them out, the key comes from api.key_env"
-        )
-    return found
-
-
-def api_settings(api: ApiConfig) -> ApiSettings:
-    """The client's settings; replies are kept beside the converted models, for all runs."""
-    return ApiSettings(
-        base_url=api.base_url,
-        model=api.model,
-        key_env=api.key_env,
-        timeout_s=api.timeout_s,
-        max_retries=api.max_retries,
-        backoff_s=api.backoff_s,
-        max_backoff_s=api.max_backoff_s,
-        concurrency=api.concurrency,
-        cache_dir=cache_dir() / "api" if api.cache else None,
-        temperature=api.temperature,
-        max_tokens=api.max_tokens,
-    )
-
-
-def _key(settings: ApiSettings) -> str:
-    """The key; "" where the server wants none."""
-    if not settings.key_env:
-        return ""
-    key = os.environ.get(settings.key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"{settings.key_env} is not set; export the key of the API in it, or set api.key_env= "
-            "if the server wants none"
-        )
-    if not re.fullmatch(r"[!-~]+", key):  # it goes into an HTTP header
-        raise ConfigError(f"{settings.key_env} holds spaces or signs that no key has; export it again")
-    return key
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the cache of replies {folder} cannot be made: {explain(error)}; set api.cache=false"
-        ) from error
 
 
 class ApiModel:
@@ -204,7 +86,7 @@ class ApiModel:
         check(settings)
         self.settings = settings
         self._url, self._sleep = base_url(settings), sleep
-        self._client = _open_client(settings, self._url)
+        self._client = open_client(settings, self._url)
         self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="api")
         self._lock = threading.Lock()
         self._calls = Calls()
@@ -232,44 +114,83 @@ class ApiModel:
             UnreachableError: the server refuses the key, or has no such model or path, or nothing has ever
                 listened there. Requests that have not begun are then not made. Or it answers nobody (`Silence`).
         """
-        stop = threading.Event()
-        first: dict[object, int] = {}  # request -> the index that asks it
-        asked = [first.setdefault(r if self.settings.cache_dir else i, i) for i, r in enumerate(requests)]
-        jobs = {i: self._pool.submit(self._one, requests[i], stop) for i in first.values()}
+        outcomes: dict[int, Outcome] = {}
+        replies: dict[int, Reply] = {}
+        for group, outcome in self._each(requests):
+            outcomes[group[0]] = outcome
+            replies.update(_shared(group, outcome.reply))
+        repeated = Calls(cached=len(requests) - len(outcomes))
+        self._count(sum((o.calls for o in outcomes.values()), repeated))
+        self._heed([(requests[i].user, outcomes[i]) for i in sorted(outcomes)])
+        return [replies[i] for i in range(len(requests))]
+
+    def stream(self, requests: Sequence[ChatRequest]) -> Iterator[tuple[int, Reply]]:
+        """(index, reply) as the replies come, in any order: a slow one holds up no other.
+
+        What is asked ahead of the caller is bounded. Who stops reading early gives up what is under way.
+
+        Raises:
+            UnreachableError: as `complete`; every few replies are a call, as far as `Silence` goes.
+        """
+        asked: list[tuple[str, Outcome]] = []
         try:
-            done, _ = wait(jobs.values(), return_when=FIRST_EXCEPTION)
+            for group, outcome in self._each(requests):
+                self._count(outcome.calls + Calls(cached=len(group) - 1))
+                asked.append((requests[group[0]].user, outcome))
+                yield from _shared(group, outcome.reply)
+                if len(asked) >= max(self.settings.concurrency, _CALL):
+                    self._heed(asked)
+                    asked = []
+        except GeneratorExit:
+            return
+        self._heed(asked)
+
+    def _each(self, requests: Sequence[ChatRequest]) -> Iterator[tuple[list[int], Outcome]]:
+        """The indices of equal requests, made once where there is a cache, and what came of them; as they come."""
+        groups: dict[object, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(request if self.settings.cache_dir else i, []).append(i)
+        stop, todo = threading.Event(), iter(groups.values())
+        jobs: dict[Future[Outcome], list[int]] = {}
+        try:
+            while True:
+                for group in itertools.islice(todo, 2 * self.settings.concurrency - len(jobs)):
+                    jobs[self._pool.submit(self._one, requests[group[0]], stop)] = group
+                if not jobs:
+                    return
+                done, _ = wait(jobs, return_when=FIRST_COMPLETED)
+                for job in sorted(done, key=lambda job: jobs[job]):
+                    yield jobs.pop(job), job.result()  # raises what it raised
         finally:  # after an error or an interrupt nobody wants the rest
             stop.set()
-            for job in jobs.values():
+            for job in jobs:
                 job.cancel()
-        for job in done:
-            job.result()  # raises what it raised
-        outcomes = {i: job.result() for i, job in jobs.items()}
-        repeated = Calls(cached=len(requests) - len(jobs))
+
+    def _count(self, calls: Calls) -> None:
         with self._lock:
-            self._calls += sum((o.calls for o in outcomes.values()), repeated)
-            silent = self._silence.heed([(requests[i].user, o) for i, o in outcomes.items() if o.calls.made])
+            self._calls += calls
+
+    def _heed(self, asked: Sequence[tuple[str, Outcome]]) -> None:
+        """Raises UnreachableError if the server answers nobody."""
+        with self._lock:
+            silent = self._silence.heed([(user, o) for user, o in asked if o.calls.made])
         if silent:
             raise UnreachableError(
-                f"{self._url} {silent}; correct the section api, or see to the server or the account's quota, then "
-                "resume the run"
+                f"{self._url} {silent}; correct the section {self.settings.section}, or see to the server or the "
+                "account's quota, then resume the run"
             )
-        return [
-            outcomes[j].reply if i == j else replace(outcomes[j].reply, cached=True)
-            for i, j in enumerate(asked)
-        ]
 
     def _one(self, request: ChatRequest, stop: threading.Event) -> Outcome:
         """One request: from the cache, or asked and then put there."""
         messages = _messages(request)
         file = self._cache_file(request, messages)
         known = _cached(file)
-        if known is not None:
-            return Outcome(Reply(known, cached=True), Calls(cached=1))
+        if known is not None and (known.text or self.settings.empty_ok):
+            return Outcome(known, Calls(cached=1))
         outcome = self._ask_again_and_again(request, messages, stop)
         if file is not None and outcome.reply.finished:
             with contextlib.suppress(RunFolderError):  # costs asking again, nothing else
-                write_json_atomic(file, {"text": outcome.reply.text})
+                write_json_atomic(file, _stored(outcome.reply))
         return outcome
 
     def _ask_again_and_again(
@@ -286,8 +207,8 @@ class ApiModel:
                         continue
                 if failure.absent and not self._answered:
                     raise UnreachableError(
-                        f"no server at {self._url} ({failure}); start it, or correct api.base_url or "
-                        f"{_URL_VARIABLE}"
+                        f"no server at {self._url} ({failure}); start it, or correct {self.settings.where} or "
+                        f"{URL_VARIABLE}"
                     ) from None
                 reply = Reply(None, finished=False, error=str(failure))
                 outcome = Outcome(reply, Calls(failed=1), failure)
@@ -306,7 +227,11 @@ class ApiModel:
 
         deadline = time.monotonic() + self.settings.timeout_s
         turns: Any = messages
-        headers = {} if self.settings.key_env else {"Authorization": openai.Omit()}
+        more: dict[str, Any] = {"stop": list(request.stop)} if request.stop else {}
+        if request.seed is not None:
+            more["seed"] = request.seed
+        if request.thinking is not None:
+            more["extra_body"] = {"chat_template_kwargs": {"enable_thinking": request.thinking}}
         try:
             with self._client.chat.completions.with_streaming_response.create(
                 model=self.settings.model,
@@ -314,11 +239,13 @@ class ApiModel:
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
-                extra_headers=headers,
+                extra_headers=no_key(self.settings),
+                **more,
             ) as response:
                 self._answered = True
                 kind = response.headers.get("content-type", "").partition(";")[0].strip()
-                return completion(kind, read_body(response.iter_bytes(), deadline))
+                body = read_body(response.iter_bytes(), deadline)
+                return completion(kind, body, empty_ok=self.settings.empty_ok)
         except (openai.APITimeoutError, httpx.TimeoutException) as error:
             absent = _cause(error)[0] in _NO_SERVER
             raise FailedTryError(
@@ -334,16 +261,10 @@ class ApiModel:
 
     def _refusal(self, error: openai.APIStatusError) -> Exception:
         """What an HTTP error status means."""
-        status, key_env = error.status_code, self.settings.key_env
-        if status in (401, 403):
-            which = f"the key in {key_env}" if key_env else "a request without a key"
-            mend = f"put a valid one into {key_env}" if key_env else "name the key's variable in api.key_env"
-            return UnreachableError(f"{self._url} refuses {which} (HTTP {status}); {mend}")
-        if status == 404:
-            return UnreachableError(
-                f"{self._url} has no model {self.settings.model!r}, or is no API's address (HTTP 404); correct "
-                "api.model or api.base_url (which often ends in /v1)"
-            )
+        status = error.status_code
+        fatal = refusal(self.settings, self._url, status)
+        if fatal:
+            return UnreachableError(fatal)
         code = error.code if isinstance(error.code, str) else ""
         tells = _CODE.fullmatch(code) and self._client.api_key not in code
         again = status in _AGAIN or status >= 500
@@ -359,12 +280,36 @@ class ApiModel:
         """Named by the hash of all that decides the reply."""
         if self.settings.cache_dir is None:
             return None
-        how = {k: v for k, v in asdict(request).items() if k not in ("system", "user")}
+        how = {k: v for k, v in request.identity().items() if k not in ("system", "user")}
         body = json.dumps([self._url, self.settings.model, messages, how], sort_keys=True)
         return self.settings.cache_dir / f"{hashlib.sha256(body.encode()).hexdigest()}.json"
 
 
-def _open_client(settings: ApiSettings, url: str) -> openai.OpenAI:
+def refusal(settings: ApiSettings, url: str, status: int) -> str:
+    """What an HTTP status says that every request would be told; "" for other statuses."""
+    section, key_env = settings.section, settings.key_env
+    if status in (401, 403):
+        which = f"the key in {key_env}" if key_env else "a request without a key"
+        mend = (
+            f"put a valid one into {key_env}" if key_env else f"name the key's variable in {section}.key_env"
+        )
+        return f"{url} refuses {which} (HTTP {status}); {mend}"
+    if status == 404:
+        return (
+            f"{url} has no model {settings.model!r}, or is no API's address (HTTP 404); correct "
+            f"{section}.model or {settings.where} (which often ends in /v1)"
+        )
+    return ""
+
+
+def no_key(settings: ApiSettings) -> dict[str, Any]:
+    """Headers of a request to a server that wants no key: none in place of the SDK's own."""
+    import openai
+
+    return {} if settings.key_env else {"Authorization": openai.Omit()}
+
+
+def open_client(settings: ApiSettings, url: str) -> openai.OpenAI:
     """The SDK's client; it tries once, since the tries are counted here."""
     import httpx
     import openai
@@ -372,7 +317,7 @@ def _open_client(settings: ApiSettings, url: str) -> openai.OpenAI:
     return openai.OpenAI(
         base_url=url,
         # Given none, the SDK would take $OPENAI_API_KEY, which is not for this server.
-        api_key=_key(settings) or "none",
+        api_key=find_key(settings) or "none",
         timeout=httpx.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S)),
         max_retries=0,
     )
@@ -383,16 +328,32 @@ def _messages(request: ChatRequest) -> list[dict[str, str]]:
     return [*turns, {"role": "user", "content": clean(request.user)}]
 
 
-def _cached(file: Path | None) -> str | None:
-    """The text in a cache file; None if there is none or it is damaged."""
+def _shared(group: Sequence[int], reply: Reply) -> list[tuple[int, Reply]]:
+    """One reply for all equal requests; only the first of them was asked."""
+    return [(i, reply if i == group[0] else replace(reply, cached=True)) for i in group]
+
+
+def _stored(reply: Reply) -> dict[str, Any]:
+    """A whole reply as the cache keeps it."""
+    more = {"reasoning": reply.reasoning} if reply.reasoning else {}
+    return {"text": reply.text, "n_tokens": reply.n_tokens, **more}
+
+
+def _cached(file: Path | None) -> Reply | None:
+    """The reply in a cache file; None if there is none or it is damaged."""
     if file is None:
         return None
     try:
         value = read_json(file)
     except RunFolderError:
         return None
-    text = value.get("text") if isinstance(value, dict) else None
-    return text if isinstance(text, str) and text else None
+    if not isinstance(value, dict):
+        return None
+    text, reasoning, n = value.get("text"), value.get("reasoning", ""), value.get("n_tokens", 0)
+    whole = isinstance(text, str) and isinstance(reasoning, str) and type(n) is int
+    return (
+        Reply(text, cached=True, reasoning=reasoning, n_tokens=n) if whole and (text or reasoning) else None
+    )
 
 
 def _cause(error: BaseException) -> tuple[str, str]:

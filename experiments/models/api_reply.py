@@ -108,8 +108,13 @@ def read_body(chunks: Iterable[bytes], deadline: float) -> bytes:
     return bytes(body)
 
 
-def completion(content_type: str, body: bytes) -> Outcome:
+def completion(content_type: str, body: bytes, *, empty_ok: bool = False) -> Outcome:
     """The reply in the body of a successful answer.
+
+    Args:
+        content_type: of the answer.
+        body: of the answer.
+        empty_ok: a reply without a word is one too, such as that of a model which had not ended its thinking.
 
     Raises:
         FailedTryError: it holds none.
@@ -126,16 +131,23 @@ def completion(content_type: str, body: bytes) -> Outcome:
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise FailedTryError("the answer holds no choices")
     text, cut = message.get("content"), choice.get("finish_reason") == "length"
-    if not isinstance(text, str) or not text:
+    if empty_ok and text is None:
+        text = ""
+    if not isinstance(text, str) or not (text or empty_ok):
         # A model that thinks may have used up max_tokens before its first word; asking again would not help.
         raise FailedTryError(
             "cut by max_tokens before the first word" if cut else "the reply is empty", again=not cut
         )
     usage = value.get("usage")
-    calls = Calls(
-        prompt_tokens=_count(usage, "prompt_tokens"), completion_tokens=_count(usage, "completion_tokens")
-    )
-    return Outcome(Reply(clean(text), finished=not cut), calls)
+    n_tokens = _count(usage, "completion_tokens")
+    calls = Calls(prompt_tokens=_count(usage, "prompt_tokens"), completion_tokens=n_tokens)
+    return Outcome(Reply(clean(text), not cut, reasoning=_reasoning(message), n_tokens=n_tokens), calls)
+
+
+def _reasoning(message: Mapping[str, object]) -> str:
+    """The thinking that a server keeps apart: vLLM and others name it one way or the other."""
+    found = (message.get(name) for name in ("reasoning", "reasoning_content"))
+    return next((clean(text) for text in found if isinstance(text, str) and text), "")
 
 
 def _count(usage: object, name: str) -> int:

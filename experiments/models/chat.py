@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol, runtime_checkable
 
-from racelab.experiments.models.text import defang
+from racelab.experiments.models.judge_prompted import closed_thought
+from racelab.experiments.models.text import before_stop, defang
 from racelab.experiments.ports import LanguageModel
 from racelab.experiments.rng import torch_generator
 from racelab.experiments.types import GenerationRequest, Sample
@@ -30,6 +31,9 @@ class ChatRequest:
         top_p: nucleus; 1.0 keeps the whole distribution.
         draw: another number asks for another reply to the same turns (a second try). It only matters where the
             temperature is > 0.
+        stop: the reply also ends before one of these strings.
+        seed: of the draws, for a server that heeds one; None: none is sent. A local model's seed is its own.
+        thinking: whether a model that can think is let to; None: as its template has it.
     """
 
     system: str | None
@@ -38,6 +42,21 @@ class ChatRequest:
     temperature: float = 0.0
     top_p: float = 1.0
     draw: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    thinking: bool | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the reply (JSON values).
+
+        The fields that came later are left out where they ask for nothing: what was drawn and cached for such requests
+        stays what it was.
+        """
+        unset = {f.name for f in fields(self) if f.name in _LATER and getattr(self, f.name) == f.default}
+        return {name: value for name, value in asdict(self).items() if name not in unset}
+
+
+_LATER = frozenset({"stop", "seed", "thinking"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +68,16 @@ class Reply:
         finished: False if it was cut at `max_tokens`, or never came.
         cached: nobody was asked: it was read from the disk, or an equal request in the same call had it.
         error: one line, empty where there is a text.
+        reasoning: what a server hands over apart from the text as the model's thinking; "" if it does not.
+        n_tokens: generated, thinking included, as the server counts; 0 where it does not say.
     """
 
     text: str | None
     finished: bool = True
     cached: bool = False
     error: str = ""
+    reasoning: str = ""
+    n_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +176,7 @@ class LocalChat:
             completion_tokens=sum(len(s.tokens) for s in samples.values()),
         )
         return [
-            Reply(samples[i].text, samples[i].finished)
+            Reply(before_stop(samples[i].text, r.stop), samples[i].finished, n_tokens=len(samples[i].tokens))
             if i in samples
             else Reply(None, finished=False, error=self._too_long(len(prefixes[i]), r.max_tokens))
             for i, r in enumerate(requests)
@@ -161,7 +184,8 @@ class LocalChat:
 
     def _prefix(self, request: ChatRequest) -> tuple[int, ...]:
         system = None if request.system is None else defang(request.system)
-        return tuple(self._model.chat(defang(request.user), system))
+        closing = closed_thought(self._model, thinking=request.thinking is not False)
+        return (*self._model.chat(defang(request.user), system), *closing)
 
     def _batches(self, requests: Sequence[ChatRequest], fits: Sequence[int]) -> list[list[int]]:
         """Indices decoded together: a sampled request alone, greedy ones in parts of `batch`."""
@@ -177,10 +201,11 @@ class LocalChat:
 
 
 def _generation(request: ChatRequest, prefix: tuple[int, ...]) -> GenerationRequest:
-    return GenerationRequest(prefix, 1, request.max_tokens, request.temperature, request.top_p)
+    r = request
+    return GenerationRequest(prefix, 1, r.max_tokens, r.temperature, r.top_p, r.stop)
 
 
 def _purpose(request: ChatRequest) -> str:
     """Names the request's own stream of draws."""
-    body = json.dumps(asdict(request), sort_keys=True)
+    body = json.dumps(request.identity(), sort_keys=True)
     return f"chat:{hashlib.sha256(body.encode()).hexdigest()}"

@@ -42,6 +42,11 @@ def strip_thinking(text: str) -> str:
     return "".join(kept)
 
 
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of the stop strings that stands in it, as servers give it."""
+    return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
+
+
 def defang(text: str) -> str:
     """The text with special-token spellings broken up, so that a model's output cannot end a chat turn.
 
