@@ -1,4 +1,4 @@
-"""Prompts from local .jsonl, .parquet and .csv files."""
+"""Prompts and other records from local .jsonl, .parquet and .csv files."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ def read_file(path: str | Path, columns: Columns | None = None, source: str = ""
     return prompts
 
 
+def read_records(path: Path) -> Iterator[Record]:
+    """The rows of a .jsonl, .parquet or .csv file, with all their columns, one by one.
+
+    Raises:
+        DataError: unreadable, unknown ending, not UTF-8 or malformed; the message opens with `file:line`.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: unknown kind of file; use {', '.join(_READERS)}")
+    yield from reader(path, None)
+
+
 def read_jsonl(path: Path) -> Iterator[Record]:
     """One JSON object per line."""
     for number, line in enumerate(_text(path).split("\n"), 1):
@@ -83,23 +95,18 @@ def read_csv(path: Path) -> Iterator[Record]:
         raise DataError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
 
 
-def read_parquet(path: Path, columns: Columns) -> Iterator[Record]:
-    """One record per row, rows counted from 1; only the wanted columns are read (chats can be long)."""
+def read_parquet(path: Path, columns: Columns | None) -> Iterator[Record]:
+    """One record per row, rows counted from 1.
+
+    Only the wanted columns are read (chats can be long); None reads all of them.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            for column in columns.named():
-                if column not in names:
-                    raise DataError(f"{path}: column {column!r} is missing; the file has {listed(names)}")
-            if not {columns.prompt, *columns.fallbacks} & set(names):
-                raise DataError(
-                    f"{path}: column {columns.prompt!r} is missing; the file has {listed(names)}; "
-                    "set data.prompt_field"
-                )
-            present = [name for name in names if name in columns.wanted()]
+            present = names if columns is None else _wanted(names, columns, path)
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=present):
                 for record in batch.to_pylist():
@@ -108,6 +115,17 @@ def read_parquet(path: Path, columns: Columns) -> Iterator[Record]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: not a readable parquet file: {reason}") from None
+
+
+def _wanted(names: list[str], columns: Columns, path: Path) -> list[str]:
+    for column in columns.named():
+        if column not in names:
+            raise DataError(f"{path}: column {column!r} is missing; the file has {listed(names)}")
+    if not {columns.prompt, *columns.fallbacks} & set(names):
+        raise DataError(
+            f"{path}: column {columns.prompt!r} is missing; the file has {listed(names)}; set data.prompt_field"
+        )
+    return [name for name in names if name in columns.wanted()]
 
 
 def _text(path: Path) -> str:
@@ -140,7 +158,7 @@ def _not_json(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
 
 
-_READERS: dict[str, Callable[[Path, Columns], Iterator[Record]]] = {
+_READERS: dict[str, Callable[[Path, Columns | None], Iterator[Record]]] = {
     ".jsonl": lambda path, _: read_jsonl(path),
     ".parquet": read_parquet,
     ".csv": lambda path, _: read_csv(path),

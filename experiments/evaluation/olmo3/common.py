@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from racelab.experiments.data.rows import clean_text, listed
 from racelab.experiments.errors import DataError
-from racelab.experiments.evaluation.types import Answer, Ask, Example
+from racelab.experiments.evaluation.types import Answer, Ask, Examined, Example, Mark
 
 OWN_TOKENS = 131_072
 """Longest answer of every task but MBPP+."""
@@ -207,6 +207,31 @@ def unique(found: Iterable[tuple[str, Example]]) -> list[Example]:
         first[name] = where
         examples.append(example)
     return examples
+
+
+def examined(
+    label: str,
+    example: Example,
+    answer: Answer,
+    extracted: str,
+    score: float,
+    details: Mapping[str, Any],
+    *,
+    parsed: bool,
+) -> Examined:
+    """What an example with one answer gives.
+
+    Args:
+        label: of the mark.
+        example: see there.
+        answer: the one.
+        extracted: what was taken from it; "": nothing.
+        score: the primary metric.
+        details: further metrics.
+        parsed: whether the answer held anything to score.
+    """
+    mark = Mark(label, score, details, "scored" if parsed else "unparsed")
+    return Examined(example, (mark,), (row(0, answer, extracted or None, score),))
 
 
 def _nan(value: object) -> bool:
