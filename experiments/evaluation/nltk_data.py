@@ -1,7 +1,8 @@
 """NLTK's sentence splitter (punkt_tab), which IFEval's checkers need: looked for on this machine, never downloaded.
 
-lm-eval downloads it while it is imported, which fails where there is no network and is a silent change of a run's inputs
-where there is one. So `ensure_punkt` comes before lm-eval's checkers are imported: lm-eval finds the data and asks nobody.
+lm-eval downloads it while it is imported, which fails where there is no network, and where there is one changes a run's
+inputs without a word. So `ensure_punkt` comes before lm-eval's checkers are imported: lm-eval finds the data and asks
+nobody.
 """
 
 from __future__ import annotations
