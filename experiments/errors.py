@@ -33,6 +33,13 @@ class RunFolderError(RacelabError):
     exit_code = 2
 
 
+class InUseError(RunFolderError):
+    """A lock that another process held for as long as it was waited for; the folder itself can be written.
+
+    Who may go on without the lock catches this, and does not ask afterwards whether it is held: by then it may be free.
+    """
+
+
 class FencedError(RacelabError):
     """This process was replaced by another that works on the run; it may write nothing more (see `fence.py`).
 

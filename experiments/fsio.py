@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from racelab.experiments import fence
-from racelab.experiments.errors import FencedError, RunFolderError
+from racelab.experiments.errors import FencedError, InUseError, RunFolderError
 
 
 def now_iso() -> str:
@@ -124,7 +124,8 @@ def file_lock(path: Path, wait_s: float = 30.0) -> Iterator[None]:
     """A short exclusive section across processes, by `flock` on `path`.
 
     Raises:
-        RunFolderError: not obtained within `wait_s` seconds, or `path` cannot be opened.
+        InUseError: not obtained within `wait_s` seconds.
+        RunFolderError: `path` cannot be opened.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -132,7 +133,7 @@ def file_lock(path: Path, wait_s: float = 30.0) -> Iterator[None]:
         raise RunFolderError(f"cannot lock {path}: {explain(error)}") from error
     try:
         if not try_flock(fd, wait_s):
-            raise RunFolderError(
+            raise InUseError(
                 f"{path} is locked by another process for over {wait_s:.0f} s; see who with `fuser`"
             )
         yield

@@ -292,7 +292,8 @@ class RunFolder:
         """Takes the run for this process until the lock is released or the process ends (see `RunLock`).
 
         Raises:
-            RunFolderError: another process has it; the message names its pid and host.
+            InUseError: another process has it; the message names its pid and host.
+            RunFolderError: the folder cannot be written.
             FencedError: this process was replaced.
         """
         return RunLock(self)

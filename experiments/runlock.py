@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from racelab.experiments import fence
-from racelab.experiments.errors import FencedError, RunFolderError
+from racelab.experiments.errors import FencedError, InUseError, RunFolderError
 from racelab.experiments.fsio import explain, now_iso, rename, try_flock
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class RunLock:
         """Takes the lock: at once, or with a fence of the run within `fence.wait_s()`.
 
         Raises:
-            RunFolderError: another process has it.
+            InUseError: another process has it.
+            RunFolderError: the folder cannot be written.
             FencedError: this process was replaced, perhaps while it waited.
         """
         self.run = run
@@ -109,13 +110,13 @@ class RunLock:
                 raise self._in_use(holder, age)
             time.sleep(_POLL_S)
 
-    def _in_use(self, holder: dict[str, Any], age: float | None = None) -> RunFolderError:
+    def _in_use(self, holder: dict[str, Any], age: float | None = None) -> InUseError:
         pid, host = holder.get("pid", "?"), holder.get("host", "?")
         mend = f"wait for it, or stop it there with `kill {pid}`"
         if age is not None:
             mend += f"; if it is dead already, try again in {STALE_S - age:.0f} s"
         after = f" after {self._wait_s:.0f} s of waiting" if self._token else ""
-        return RunFolderError(f"run {self.run.run_id} is in use by pid {pid} on host {host}{after}; {mend}")
+        return InUseError(f"run {self.run.run_id} is in use by pid {pid} on host {host}{after}; {mend}")
 
     def _retire_holder(self) -> None:
         """A holder on another host that is silent may only be suspended: it must not go on beside this process.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from racelab.configs.schema import TrackingConfig
-from racelab.experiments.errors import DataError, RunFolderError
+from racelab.experiments.errors import DataError, InUseError, RunFolderError
 from racelab.experiments.fsio import explain, read_json
 from racelab.experiments.runfolder import RunFolder, RunLock
 from racelab.experiments.tracking.spool import read_lines, spool_files, whole_lines
@@ -226,11 +226,8 @@ class Recorder:
         """
         if self._tracker is not None:
             return True
-        try:
-            self._lock = self.folder.lock()
-        except RunFolderError:
-            if not self.folder.is_held():
-                raise  # nobody has it: the folder cannot be written
+        self._lock = self._take()
+        if self._lock is None:
             return False
         t = self.tracking
         attempt = self.folder.begin_attempt(from_step=-1 if self.folder.attempts() else 0)
@@ -239,6 +236,23 @@ class Recorder:
         )
         self._add([state for state in self.states if state.status in ENDED])
         return True
+
+    def _take(self) -> RunLock | None:
+        """The sweep's lock, None if another process has it.
+
+        One that lets go while this one gives up waiting may have left cells open, so it is asked for once more. One
+        that has only just taken it, or is suspended, does not look like a holder either, and keeps it.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+        """
+        for _ in range(2):
+            try:
+                return self.folder.lock()
+            except InUseError:
+                if self.folder.is_held():
+                    break
+        return None
 
     def changed(self, state: CellState) -> None:
         """Records a cell that has ended."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from racelab.experiments import fence
-from racelab.experiments.errors import DataError, RacelabError, RunFolderError, UnreachableError
-from racelab.experiments.fsio import file_lock, is_locked, now_iso, read_json, write_json_atomic
+from racelab.experiments.errors import DataError, InUseError, RacelabError, RunFolderError, UnreachableError
+from racelab.experiments.fsio import file_lock, now_iso, read_json, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.address import run_uri, stored_config
 from racelab.experiments.tracking.description import file_sha256, flatten, run_tags, tag_key
@@ -306,9 +306,7 @@ def sync(run: RunFolder) -> SyncReport:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(_ship_lock(run, wait_s=0.5))
-        except RunFolderError:
-            if not is_locked(run.spool_dir / "ship.lock"):
-                raise  # nobody has it: the folder cannot be written
+        except InUseError:
             return SyncReport(run.run_id, run.info().get("mlflow_run_id"), 0, backlog(run), closed, live=True)
         if backlog(run) == 0:
             # nothing to say, so nothing to connect for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -256,6 +257,29 @@ def test_sync_leaves_a_live_run_open(root: Path) -> None:
         assert mlflow_run(run).info.status == "RUNNING"
         with shipper_module._ship_lock(run, 1):
             assert sync(run).live
+
+
+def test_sync_leaves_a_run_whose_shipper_goes_as_sync_gives_up_waiting(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(root)
+    with run.lock():
+        SpoolTracker(run, run.begin_attempt(), ship=False).close("finished", "")
+    take, shipper = shipper_module.file_lock, contextlib.ExitStack()
+    shipper.enter_context(shipper_module._ship_lock(run, 1))
+
+    @contextlib.contextmanager
+    def lock(path: Path, wait_s: float) -> Iterator[None]:
+        try:
+            with take(path, min(wait_s, 0.0)):
+                yield
+        except RunFolderError:
+            shipper.close()
+            raise
+
+    monkeypatch.setattr(shipper_module, "file_lock", lock)
+    report = sync(run)
+    assert (report.live, report.delivered) == (True, 0)
 
 
 def test_the_cells_of_a_sweep_share_a_parent(root: Path) -> None:

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from racelab.experiments.fsio import write_json_atomic
-from racelab.experiments.runfolder import RunFolder
+from racelab.experiments import runlock
+from racelab.experiments.errors import RunFolderError
+from racelab.experiments.fsio import file_lock, write_json_atomic
+from racelab.experiments.runfolder import RunFolder, RunLock
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.tracking.spool import SpoolWriter, read_spool
 from racelab.sweeps import launch
 from racelab.sweeps.cells import Cell, Spec, make_cells, open_cell
 from racelab.sweeps.launch import CellState
 from racelab.sweeps.record import cell_row, last_stamp, means, numbers, wall_seconds
-from racelab.sweeps.run import Plan, make_plan, members, rows_of, run_sweep
+from racelab.sweeps.run import Plan, make_plan, members, open_sweep, rows_of, run_sweep
 
 SUMMARY = {
     "steps": {"policy": 8, "rubric": 3},
@@ -199,6 +201,51 @@ def test_started_again_only_the_failed_cell_runs_in_the_same_folders_and_the_sam
     assert sorted(rows) == ["a-s0", "a-s1", "b-s0", "b-s1"]
     third = start(plan(tmp_path, cells))
     assert (third.status, len(children.started), len(third.folder.attempts())) == ("finished", 5, 2)
+
+
+def test_who_gives_up_waiting_as_the_other_process_lets_go_of_the_sweep_records_it(
+    tmp_path: Path, cells: list[Cell], children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes run the sweep: the lock of the other is gone right after this one was told that it is in use."""
+    grid = plan(tmp_path, cells)
+    other, take = open_sweep(grid).lock(), RunFolder.lock
+
+    def lock(folder: RunFolder) -> RunLock:
+        try:
+            return take(folder)
+        except RunFolderError:
+            other.release()
+            raise
+
+    monkeypatch.setattr(runlock, "_LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(RunFolder, "lock", lock)
+    result = start(grid)
+    assert (result.status, result.exit_code) == ("finished", 0)
+    assert (result.folder.status(), len(result.folder.attempts())) == ("finished", 1)
+
+
+def test_a_lock_that_is_taken_but_not_yet_signed_leaves_the_record_to_the_other_process(
+    tmp_path: Path, cells: list[Cell], children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process has the flock, and no holder nor heartbeat tells so yet: the cells are run all the same."""
+    monkeypatch.setattr(runlock, "_LOCK_WAIT_S", 0.0)
+    grid = plan(tmp_path, cells)
+    sweep = open_sweep(grid)
+    with file_lock(sweep.path / "lock"):
+        assert not sweep.is_held()
+        result = start(grid)
+    assert (result.status, result.exit_code) == ("finished", 0)
+    assert (sweep.status(), sweep.attempts()) == ("queued", [])
+
+
+def test_a_sweep_whose_lock_cannot_be_made_is_an_error(
+    tmp_path: Path, cells: list[Cell], children: Children
+) -> None:
+    grid = plan(tmp_path, cells)
+    (open_sweep(grid).path / "lock").mkdir()  # as unwritable as a read-only disk, also for root
+    with pytest.raises(RunFolderError, match="cannot lock"):
+        start(grid)
+    assert children.started == []
 
 
 @pytest.mark.slow
