@@ -491,8 +491,8 @@ class Config(Section):
             )
         if isinstance(m, RlcerConfig) and m.verifier == "list" and self.judge.kind != "json":
             raise ValueError(
-                f"method.verifier=list asks the judge model for a JSON reply, which judge={self.judge.kind} does not "
-                "write; set judge=json or method.verifier=items"
+                "method.verifier=list asks a judge of this process for a list in JSON, which "
+                f"judge={self.judge.kind} does not give; set judge=json or method.verifier=items"
             )
         if self.learner.minibatches > m.prompts_per_step * m.group_size:
             raise ValueError("learner.minibatches is above the number of samples of a step")

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from racelab.configs import schema
 from racelab.configs.schema import Config
 from racelab.experiments.data.load import fit_prompts, load_prompts
 from racelab.experiments.data.sources import PromptData
 from racelab.experiments.data.stream import SeededStream
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.learning import learner_settings
+from racelab.experiments.models.api import ApiModel
+from racelab.experiments.models.api_settings import ApiSettings
 from racelab.experiments.models.assets import model_sha256, resolve_model
+from racelab.experiments.models.configured import find_judge, judge_settings, make_generator, with_scales
 from racelab.experiments.models.encoder import SentenceEncoder
-from racelab.experiments.models.generator import (
-    Generator,
-    GeneratorSettings,
-    SamplingSettings,
-    default_templates,
-)
-from racelab.experiments.models.guards import GuardSettings
-from racelab.experiments.models.judge import JudgeSettings, build_judge
-from racelab.experiments.models.judge_likelihood import Calibration, LikelihoodJudge, LikelihoodSettings
-from racelab.experiments.models.judge_prompted import DigitSettings
-from racelab.experiments.models.rubric import RubricSettings
-from racelab.experiments.needs import Needs, find_needs, json_settings, torch_device
+from racelab.experiments.models.generator import Generator
+from racelab.experiments.models.judge import build_judge
+from racelab.experiments.needs import Needs, find_needs, torch_device
 from racelab.experiments.parts import Parts
 from racelab.experiments.ports import Judge, LanguageModel
-from racelab.experiments.rng import Streams, torch_generator
+from racelab.experiments.rng import Streams
 from racelab.experiments.tracking.mlflow_store import tracking_uri
-from racelab.experiments.types import JudgeItem, Prompt
+from racelab.experiments.types import Prompt
 from racelab.experiments.validation import at_temperature
 
 
@@ -47,6 +40,7 @@ class Inputs:
         judge: folder of the judge, None if it is the untrained policy.
         encoder: folder of the encoder.
         needs: what the method asks for beside them.
+        server: the judge's, which has answered; None for a judge of this process.
     """
 
     prompts: PromptData
@@ -55,6 +49,7 @@ class Inputs:
     judge: Path | None
     encoder: Path
     needs: Needs = field(default_factory=Needs)
+    server: ApiSettings | None = None
 
 
 def find_inputs(config: Config, root: Path) -> Inputs:
@@ -78,14 +73,16 @@ def find_inputs(config: Config, root: Path) -> Inputs:
             f"{config.method.prompts_per_step}; raise data.limit or lower it"
         )
     needs = find_needs(config, data)
-    m, j, e = config.model, config.judge, config.encoder
+    m, e = config.model, config.encoder
+    judge, server = find_judge(config.judge)
     return Inputs(
         prompts=data,
         lines=(report.line(), *needs.lines),
         model=resolve_model(m.source, sha256=m.sha256, revision=m.revision),
-        judge=None if j.source == "policy" else resolve_model(j.source, sha256=j.sha256, revision=j.revision),
+        judge=judge,
         encoder=resolve_model(e.source, sha256=e.sha256, revision=e.revision),
         needs=needs,
+        server=server,
     )
 
 
@@ -109,14 +106,16 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
         train_from_layer=m.train_from_layer,
     )
     backend = LocalBackend(policy, learner_settings(config))
-    generator, untrained = (_generator(config, model) for model in (backend.policy, backend.reference))
+    generator, untrained = (
+        make_generator(config.method, model) for model in (backend.policy, backend.reference)
+    )
     encoder = SentenceEncoder(
         inputs.encoder,
         pooling=config.encoder.pooling,
         max_length=config.encoder.max_length,
         device=device,
     )
-    judge_model: LanguageModel = backend.reference
+    judge_model: LanguageModel | None = backend.reference if inputs.server is None else None
     if inputs.judge is not None:
         judge_model = open_language_model(
             inputs.judge, role="frozen", engine=m.engine, compute_dtype=m.compute_dtype, device=device
@@ -125,7 +124,8 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
         config.judge.kind,
         model=judge_model,
         encoder=encoder,
-        settings=JUDGE_SETTINGS[config.judge.kind](config.judge, config.run.seed),
+        chat=None if inputs.server is None else ApiModel(inputs.server),
+        settings=judge_settings(config.judge, config.run.seed),
         model_id=model_sha256(inputs.judge or inputs.model),
     )
     prompts, reports = fit_prompts(
@@ -158,63 +158,14 @@ def ruler(parts: Parts, config: Config) -> Generator:
 
 def calibrated(parts: Parts, config: Config, prompts: PromptData, known: Mapping[str, Any] | None) -> Judge:
     """The judge, with the scales that it needs: from `known` (a resumed run) or from base samples."""
-    judge = parts.judge
-    if not isinstance(judge, LikelihoodJudge) or not isinstance(config.judge, schema.LikelihoodJudgeConfig):
-        return judge
-    if known is not None:
-        return judge.with_calibration(Calibration.from_json(known))
-    chosen = prompts.train[: config.judge.calibration_prompts]
-    rng = torch_generator(config.run.seed, "calibration")
-    rollouts = ruler(parts, config).rollouts(list(chosen), config.judge.calibration_samples, rng)
-    items = [JudgeItem(p, r.rubric, r.responses) for p, r in zip(chosen, rollouts, strict=True)]
-    return judge.with_calibration(judge.calibrate(items))
-
-
-def _likelihood(judge: schema.LikelihoodJudgeConfig, seed: int) -> JudgeSettings:
-    return LikelihoodSettings(
-        slope=judge.slope,
-        floor=judge.floor,
-        likelihood_weight=judge.likelihood_weight,
-        relevance_weight=judge.relevance_weight,
-        cap=judge.cap,
-        topic_share=judge.topic_share,
-        unfinished_factor=judge.unfinished_factor,
-        guards=GuardSettings(
-            copy_free=judge.copy_free,
-            min_words=judge.min_words,
-            known_free=judge.known_free,
-            nothing_new=judge.nothing_new,
-        ),
+    return with_scales(
+        parts.judge,
+        config.judge,
+        known,
+        ruler=lambda: ruler(parts, config),
+        prompts=prompts.train,
+        seed=config.run.seed,
     )
-
-
-def _digit(judge: schema.DigitJudgeConfig, seed: int) -> JudgeSettings:
-    return DigitSettings(low=judge.low, high=judge.high)
-
-
-JUDGE_SETTINGS: dict[str, Callable[[Any, int], JudgeSettings]] = {
-    "likelihood": _likelihood,
-    "digit": _digit,
-    "json": json_settings,
-}
-
-
-def _generator(config: Config, model: LanguageModel) -> Generator:
-    response, rubric = config.method.response, config.method.rubric
-    templates = default_templates(rubric.format)
-    parsing = RubricSettings(
-        format=rubric.format,
-        min_criteria=rubric.min_criteria,
-        max_criteria=rubric.max_criteria,
-        on_parse_failure=rubric.on_parse_failure,
-        copied=templates.rubric.examples if rubric.drop_copied_examples else (),
-    )
-    settings = GeneratorSettings(
-        response=SamplingSettings(response.max_tokens, response.temperature, response.top_p),
-        rubric=SamplingSettings(rubric.max_tokens, rubric.temperature, rubric.top_p),
-        parsing=parsing,
-    )
-    return Generator(model, templates=templates, settings=settings)
 
 
 def _room(config: Config, generator: Generator) -> int:

@@ -19,14 +19,14 @@ from racelab.experiments.methods.baselines.scalar_rm import make_reward_model
 from racelab.experiments.models.api import ApiModel, api_settings, check
 from racelab.experiments.models.assets import resolve_model
 from racelab.experiments.models.chat import ChatModel, LocalChat
-from racelab.experiments.models.judge_prompted import JsonSettings
+from racelab.experiments.models.configured import json_settings
+from racelab.experiments.models.judge_api import ApiJudge
 from racelab.experiments.models.prompts import rar as prompts_rar
 from racelab.experiments.models.prompts import rrd as prompts_rrd
 from racelab.experiments.models.prompts.template import RoleTemplate
 from racelab.experiments.models.proposals import proposal_sampling
 from racelab.experiments.models.verifier import make_verifier
 from racelab.experiments.parts import Parts
-from racelab.experiments.rng import derived_seed
 from racelab.experiments.types import Pair
 
 FIT = "fit"
@@ -58,18 +58,6 @@ def find_needs(config: Config, data: PromptData) -> Needs:
         check(api_settings(config.api))
     find = _FINDERS.get(type(config.method))
     return Needs() if find is None else find(config, data)
-
-
-def json_settings(judge: schema.JsonJudgeConfig, seed: int) -> JsonSettings:
-    """How a JSON judge replies; its draws are seeded by the run."""
-    return JsonSettings(
-        high=judge.high,
-        max_tokens=judge.max_tokens,
-        temperature=judge.temperature,
-        top_p=judge.top_p,
-        thinking=judge.thinking,
-        seed=derived_seed(seed, "judge") % 2**31,
-    )
 
 
 def torch_device(device: str) -> str:
@@ -169,6 +157,8 @@ def redundancy_chat(parts: Parts, config: Config) -> ChatModel | None:
     """The model that `probe.redundancy` asks, or None if it asks nobody."""
     if config.probe.redundancy == "api":
         return ApiModel(api_settings(config.api))
+    if config.probe.redundancy == "judge" and isinstance(parts.judge, ApiJudge):
+        return parts.judge.chat
     if config.probe.redundancy == "judge" and parts.judge_model is not None:
         return LocalChat(parts.judge_model, seed=config.run.seed, model_id="judge")
     return None
@@ -191,7 +181,6 @@ def _static(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[P
 def _rlcer(parts: Parts, config: Config, needs: Needs, folder: Path) -> tuple[Parts, tuple[str, ...]]:
     method, judge = config.method, config.judge
     assert isinstance(method, schema.RlcerConfig)
-    assert parts.judge_model is not None
     verifier = make_verifier(
         method.verifier,
         model=parts.judge_model,

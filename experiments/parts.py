@@ -34,7 +34,7 @@ class Parts:
         backend: the trained weights and the optimiser.
         stream: training prompts.
         rng: the generators of the training loop.
-        judge_model: the language model behind the judge.
+        judge_model: the language model behind the judge; None where it stands behind a server.
         seed: of the run, for draws that depend on a prompt and not on when it comes.
         proposer: the model that writes rubrics for the prompted and offline baselines (`method.proposer`).
         verifier: checks answers item by item (RLCER).

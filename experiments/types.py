@@ -243,6 +243,25 @@ class JudgeItem:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeReply:
+    """What a judge that writes said about one response.
+
+    Attributes:
+        text: as it came, thinking included; None if nothing came (`error` says why).
+        finished: False if it was cut, or never came.
+        n_tokens: generated; 0 if unknown.
+        error: why there is no score, one line; "" where there is one.
+        lost: nothing came for want of a model that answers: another try may give a score.
+    """
+
+    text: str | None
+    finished: bool = True
+    n_tokens: int = 0
+    error: str = ""
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeScores:
     """The judge's answer.
 
@@ -251,12 +270,14 @@ class JudgeScores:
         calls: judge evaluations made (one per response that had a usable rubric).
         parse_failures: replies that could not be read.
         infra_failures: calls that never got a reply.
+        replies: of judges that write, one per score (none where the rubric is None); () of the others.
     """
 
     scores: tuple[FloatArray, ...]
     calls: int = 0
     parse_failures: int = 0
     infra_failures: int = 0
+    replies: tuple[tuple[JudgeReply, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,15 @@ from racelab.experiments.models.prompts.templates import JUDGE_DIGIT, JUDGE_JSON
 from racelab.experiments.models.rubric import format_numbered, json_values
 from racelab.experiments.models.text import defang, strip_thinking
 from racelab.experiments.ports import LanguageModel
-from racelab.experiments.types import FloatArray, GenerationRequest, JudgeItem, JudgeScores
+from racelab.experiments.rng import derived_seed
+from racelab.experiments.types import (
+    FloatArray,
+    GenerationRequest,
+    JudgeItem,
+    JudgeReply,
+    JudgeScores,
+    Sample,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +101,7 @@ class DigitJudge:
 
     def describe(self) -> dict[str, object]:
         """Kind, model, template and scale (JSON values)."""
-        return _describe("digit", self._model_id, JUDGE_DIGIT, asdict(self.settings))
+        return describe_judge("digit", self._model_id, JUDGE_DIGIT, asdict(self.settings))
 
     def _expectation(self, logprobs: Sequence[FloatArray]) -> float:
         """Mean of the scale under the labels' probabilities, mapped to [0, 1], two decimals.
@@ -135,26 +143,71 @@ class JsonJudge:
             for item in items
         ]
         flat = [p for row in prefixes for p in row]
-        replies = iter(json_replies(self._model, flat, how))
-        values, unread, lost = [], 0, 0
-        for row in prefixes:
-            texts = [next(replies) for _ in row]
-            scores = [math.nan if t is None else parse_score(t, how.high) for t in texts]
-            lost += texts.count(None)
-            unread += sum(math.isnan(s) for s, t in zip(scores, texts, strict=True) if t is not None)
-            values.append(scores)
-        return JudgeScores(
-            _per_item(items, values), calls=len(flat), parse_failures=unread, infra_failures=lost
-        )
+        samples = json_samples(self._model, flat, how)
+        replies = [self._reply(p, sample) for p, sample in zip(flat, samples, strict=True)]
+        return scores_of(items, replies, how.high)
+
+    def redrawn(self, draw: int) -> JsonJudge:
+        """The judge whose sampled replies are other draws; itself where nothing is drawn."""
+        if draw == 0 or self.settings.temperature == 0:
+            return self
+        settings = replace(self.settings, seed=derived_seed(self.settings.seed, "draw", draw))
+        return JsonJudge(self._model, settings=settings, model_id=self._model_id)
+
+    def _reply(self, prefix: tuple[int, ...], sample: Sample | None) -> JudgeReply:
+        if sample is not None:
+            return JudgeReply(sample.text, sample.finished, len(sample.tokens))
+        how, window = self.settings, self._model.window
+        if fits(self._model, prefix, how):
+            return JudgeReply(None, finished=False, error="the judge cannot be reached", lost=True)
+        why = f"{len(prefix)} tokens of prompt + {how.max_tokens} exceed the judge's window of {window}"
+        return JudgeReply(None, finished=False, error=why)
 
     def describe(self) -> dict[str, object]:
         """Kind, model, template and sampling (JSON values)."""
-        return _describe("json", self._model_id, JUDGE_JSON, asdict(self.settings))
+        return describe_judge("json", self._model_id, JUDGE_JSON, asdict(self.settings))
+
+
+def scores_of(items: Sequence[JudgeItem], replies: Sequence[JudgeReply], high: float) -> JudgeScores:
+    """The scores that stand in a writing judge's replies, and what failed.
+
+    Args:
+        items: what was to be judged.
+        replies: one per response of the items that have a rubric, in order.
+        high: the largest score.
+    """
+    rest = iter(replies)
+    values: list[list[float]] = []
+    said: list[tuple[JudgeReply, ...]] = []
+    unread = 0
+    for item in items:
+        row = [next(rest) for _ in item.responses] if item.rubric is not None else []
+        found = [math.nan if r.text is None else parse_score(r.text, high) for r in row]
+        failed = [r.text is not None and math.isnan(v) for r, v in zip(row, found, strict=True)]
+        said.append(
+            tuple(replace(r, error="no score") if bad else r for r, bad in zip(row, failed, strict=True))
+        )
+        unread += sum(failed)
+        values.append(found)
+    return JudgeScores(
+        _per_item(items, values),
+        calls=len(replies),
+        parse_failures=unread,
+        infra_failures=sum(r.text is None for r in replies),
+        replies=tuple(said),
+    )
 
 
 def json_replies(
     model: LanguageModel, prefixes: Sequence[tuple[int, ...]], how: JsonSettings, *purpose: str
 ) -> list[str | None]:
+    """The texts of `json_samples`."""
+    return [None if s is None else s.text for s in json_samples(model, prefixes, how, *purpose)]
+
+
+def json_samples(
+    model: LanguageModel, prefixes: Sequence[tuple[int, ...]], how: JsonSettings, *purpose: str
+) -> list[Sample | None]:
     """The reply to each prompt, all decoded in one batch; None where there is none.
 
     Args:
@@ -164,19 +217,24 @@ def json_replies(
         purpose: tells uses of one judge model apart: the draws are seeded by it, the setting and what is asked, so
             that asking the same again gives the same.
     """
-    fits = [i for i, p in enumerate(prefixes) if len(p) + how.max_tokens <= model.window]
-    replies: list[str | None] = [None] * len(prefixes)
-    if not fits:
+    room = [i for i, p in enumerate(prefixes) if fits(model, p, how)]
+    replies: list[Sample | None] = [None] * len(prefixes)
+    if not room:
         return replies
-    asked = [prefixes[i] for i in fits]
+    asked = [prefixes[i] for i in room]
     requests = [GenerationRequest(p, 1, how.max_tokens, how.temperature, how.top_p) for p in asked]
     try:
         samples = model.generate(requests, _rng([*purpose, how.seed, asked]))
     except UnreachableError:
         return replies
-    for i, group in zip(fits, samples, strict=True):
-        replies[i] = group[0].text
+    for i, group in zip(room, samples, strict=True):
+        replies[i] = group[0]
     return replies
+
+
+def fits(model: LanguageModel, prefix: Sequence[int], how: JsonSettings) -> bool:
+    """Whether prompt and reply have room in the window."""
+    return len(prefix) + how.max_tokens <= model.window
 
 
 def _rng(seed_parts: list[object]) -> torch.Generator:
@@ -216,14 +274,16 @@ def _prefixes(
     model: LanguageModel, template: RoleTemplate, item: JudgeItem, *, thinking: bool, **slots: str
 ) -> list[tuple[int, ...]]:
     """The judge's prompt for each response of an item; none where the rubric is None."""
+    closing = closed_thought(model, thinking)
+    return [(*template.encode(model, **fields, **slots), *closing) for fields in judge_fields(item)]
+
+
+def judge_fields(item: JudgeItem) -> list[dict[str, str]]:
+    """What fills a judge's template, for each response of an item; nothing where the rubric is None."""
     if item.rubric is None:
         return []
-    fields = {"prompt": defang(item.prompt.text), "criteria": defang(format_numbered(item.rubric)), **slots}
-    closing = closed_thought(model, thinking)
-    return [
-        (*template.encode(model, response=defang(strip_thinking(r.text)), **fields), *closing)
-        for r in item.responses
-    ]
+    common = {"prompt": defang(item.prompt.text), "criteria": defang(format_numbered(item.rubric))}
+    return [{**common, "response": defang(strip_thinking(r.text))} for r in item.responses]
 
 
 def _per_item(items: Sequence[JudgeItem], values: Sequence[Sequence[float]]) -> tuple[FloatArray, ...]:
@@ -234,9 +294,10 @@ def _per_item(items: Sequence[JudgeItem], values: Sequence[Sequence[float]]) -> 
     )
 
 
-def _describe(
+def describe_judge(
     kind: str, model_id: str, template: RoleTemplate, settings: dict[str, object]
 ) -> dict[str, object]:
+    """What is needed to ask a judge the same again (JSON values)."""
     return {
         "kind": kind,
         "model": model_id,

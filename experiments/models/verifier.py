@@ -91,7 +91,7 @@ class ItemVerifier:
 def make_verifier(
     kind: str,
     *,
-    model: LanguageModel,
+    model: LanguageModel | None,
     judge: Judge,
     threshold: float,
     settings: JsonSettings | None = None,
@@ -100,7 +100,7 @@ def make_verifier(
 
     Args:
         kind: `list` or `items` (`method.verifier`).
-        model: the judge's language model; `list` asks it.
+        model: the judge's language model; `list` asks it. None for a judge behind a server.
         judge: the calibrated judge; `items` asks it.
         threshold: `items`: an item holds from this score on.
         settings: `list`: how the judge model replies.
@@ -112,7 +112,7 @@ def make_verifier(
         return ItemVerifier(judge, threshold=threshold)
     if kind != "list":
         raise ConfigError(f"method.verifier {kind!r} is unknown; take list or items")
-    if settings is None:
+    if settings is None or model is None:
         raise ConfigError(
             "method.verifier=list asks the judge model for a JSON reply; set judge=json, or method.verifier=items"
         )

@@ -9,7 +9,8 @@ import pytest
 
 from racelab.configs.compose import compose
 from racelab.configs.keys import groups
-from racelab.experiments.build import _generator, ruler
+from racelab.experiments.build import ruler
+from racelab.experiments.models.configured import make_generator
 from racelab.experiments.models.generator import GeneratorSettings
 from racelab.experiments.ports import LanguageModel
 from racelab.experiments.validation import at_temperature
@@ -19,7 +20,7 @@ NO_MODEL = cast(LanguageModel, object())
 
 def settings(*words: str) -> GeneratorSettings:
     config = compose(words).config
-    parts: Any = SimpleNamespace(untrained=_generator(config, NO_MODEL))
+    parts: Any = SimpleNamespace(untrained=make_generator(config.method, NO_MODEL))
     return ruler(parts, config).settings
 
 
@@ -37,7 +38,7 @@ def test_every_method_is_measured_by_the_same_sampling(method: str, preset: str)
 
 def test_a_view_at_another_temperature_sees_the_whole_distribution() -> None:
     config = compose(["method.response.top_p=0.9"]).config
-    model = _generator(config, NO_MODEL)
+    model = make_generator(config.method, NO_MODEL)
     cool = at_temperature(model, 0.4)
     assert (cool.settings.response.temperature, cool.settings.response.top_p) == (0.4, 1.0)
     assert cool.settings.rubric == model.settings.rubric
