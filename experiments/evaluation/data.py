@@ -31,15 +31,27 @@ def records(source_path: str, sources: Sequence[HubSource], key: str) -> list[Re
         MissingDependencyError: `datasets` is not installed.
         UnreachableError: the hub does not answer and there is no cached copy.
     """
-    check_path(source_path, key)
     if source_path:
-        place = Path(source_path).expanduser()
-        found = list(_folder(place) if place.is_dir() else _file(place))
-    else:
-        found = [record for source in sources for record in _hub(source, key)]
+        return read_local(source_path, key)
+    check_path(source_path, key)
+    found = [record for source in sources for record in _hub(source, key)]
     if not found:
-        where = source_path or ", ".join(source.name for source in sources)
+        where = ", ".join(source.name for source in sources)
         raise DataError(f"{where}: no records; set {key} to data that hold some")
+    return found
+
+
+def read_local(source_path: str, key: str) -> list[Record]:
+    """All records of a file or folder; see `records`.
+
+    Raises:
+        DataError: missing, unreadable, malformed or empty.
+    """
+    check_path(source_path, key)
+    place = Path(source_path).expanduser()
+    found = list(_folder(place) if place.is_dir() else _file(place))
+    if not found:
+        raise DataError(f"{place}: no records; set {key} to data that hold some")
     return found
 
 
