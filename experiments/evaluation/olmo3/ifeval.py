@@ -36,9 +36,9 @@ ANSWER = "ifeval-answer"
 class Ifeval:
     """IFEval under olmo3-adapt and as in RACE Appendix G.
 
-    A mark's score is the prompt-level loose accuracy: 1 if every instruction is followed in one of eight readings of the
-    text. Its details are `prompt_loose`, `prompt_strict` (0 or 1) and `inst_loose`, `inst_strict` (a list of 0 and 1, one
-    per instruction: an instruction-level accuracy is the mean over all instructions of all examples).
+    A mark's score is the prompt-level loose accuracy: 1 if every instruction is followed in one of eight readings of
+    the text. Its details are `prompt_loose`, `prompt_strict` (0 or 1) and `inst_loose`, `inst_strict` (a list of 0 and
+    1, one per instruction: an instruction-level accuracy is the mean over all instructions of all examples).
 
     With `thinking=keep` there is the first label only, with `strip` the second only: the other would be its copy.
 
@@ -149,7 +149,7 @@ def _example(record: Mapping[str, Any], where: str, known: Checkers) -> Example:
     arguments = list_field(record, "kwargs", where)
     if len(arguments) != len(instructions):
         raise DataError(
-            f"{where}: field 'kwargs' holds {len(arguments)} entries for {len(instructions)} instructions; give each one"
+            f"{where}: field 'kwargs' holds {len(arguments)} entries for {len(instructions)} instructions"
         )
     for i, entry in enumerate(arguments):
         if entry is not None and not isinstance(entry, Mapping):

@@ -44,8 +44,8 @@ _DOCSTRING = '    """The function asked for."""\n'
 class MbppPlus:
     """MBPP+ under olmo3-adapt.
 
-    A mark's score is pass@1 = c / n, c of n answers having passed; its details are `pass_at_1`, `pass_at_5`, `pass_at_10`
-    (null where there are fewer answers than k), `n` and `c`. Each total is the mean over problems.
+    A mark's score is pass@1 = c / n, c of n answers having passed; its details are `pass_at_1`, `pass_at_5`,
+    `pass_at_10` (null where there are fewer answers than k), `n` and `c`. Each total is the mean over problems.
 
     Besides the hub's columns (task_id, prompt, code, test) the MultiPL-E layout of MBPP is read (name, prompt,
     entry_point, test). Its tests are MBPP's own three or so, not EvalPlus's, and its prompt shows types: its scores are
@@ -132,7 +132,7 @@ def program(fields: Mapping[str, Any], code: str) -> str:
 
 
 def pass_at(k: int, n: int, c: int) -> float | None:
-    """1 − C(n−c, k) / C(n, k): the chance that one of k answers, drawn without replacement from n, is one of the c right.
+    """1 − C(n−c, k) / C(n, k): the chance that one of k of the n answers, drawn at random, is one of the c right ones.
 
     Chen et al. 2021, arXiv 2107.03374, Eq. 1. None if k > n.
     """

@@ -11,17 +11,17 @@ from typing import Any
 from racelab.experiments.errors import DataError
 from racelab.experiments.evaluation.olmo3.common import (
     TaskSettings,
+    examined,
     list_field,
     parsed,
     place,
     question,
-    row,
     scored_text,
     text_field,
     unique,
     wrong_type,
 )
-from racelab.experiments.evaluation.types import Answer, Ask, Examined, Example, HubSource, Mark, Record
+from racelab.experiments.evaluation.types import Answer, Ask, Examined, Example, HubSource, Record
 
 EASY = frozenset({"2*2", "2*3", "2*4", "2*5", "2*6", "3*2", "3*3"})
 """Houses * attributes; all other sizes are hard."""
@@ -32,7 +32,8 @@ _GOLD = "the gold ones are in allenai/ZebraLogicBench-private (grid_mode): ask f
 _REASONING = (
     "Given Clue 1, we know Peter is in House 2. According to Clue 2, Arnold is directly left of the one who only "
     "drinks water. The person in House 3 cannot be on the left of anyone, so Arnold must be in House 1. Thus, Peter "
-    "drinks water, and Eric lives in House 3. Then, according to Clue 3, Eric drinks milk. Therefore, Arnold drinks tea."
+    "drinks water, and Eric lives in House 3. Then, according to Clue 3, Eric drinks milk. Therefore, Arnold drinks "
+    "tea."
 )
 _SOLVED = {
     "reasoning": _REASONING,
@@ -73,9 +74,9 @@ Table = Mapping[str, Mapping[str, str]]
 class Zebralogic:
     """ZebraLogic under olmo3-adapt.
 
-    A mark's score is the puzzle accuracy: 1 if every cell is right. Its details are `cell_accuracy`, `parsed` (0 or 1) and
-    `difficulty` (`easy` or `hard`, which is the example's domain too). Each total is a mean over puzzles, over all of
-    them and by difficulty.
+    A mark's score is the puzzle accuracy: 1 if every cell is right. Its details are `cell_accuracy`, `parsed` (0 or 1)
+    and `difficulty` (`easy` or `hard`, which is the example's domain too). Each total is a mean over puzzles, over all
+    of them and by difficulty.
 
     Quirk `zebralogic-number-cell`: a number or boolean where a gold cell is looked up spoils the whole puzzle, which
     then counts as not parsed. Without it such a cell is compared as text (5 with "5").
@@ -121,8 +122,7 @@ class Zebralogic:
             "parsed": int(right is not None),
             "difficulty": example.domain,
         }
-        mark = Mark(self.name, score, details, "unparsed" if right is None else "scored")
-        return Examined(example, (mark,), (row(0, answer, found, score),))
+        return examined(self.name, example, answer, found or "", score, details, parsed=right is not None)
 
 
 def prompt(puzzle: str, table: Table) -> str:
