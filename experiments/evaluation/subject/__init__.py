@@ -1,0 +1,1 @@
+"""The model under test: what the config means by it, and asking it, wherever it runs."""

@@ -1,0 +1,117 @@
+"""A model behind an OpenAI-compatible server as the model under test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from racelab.experiments.errors import ConfigError, UnreachableError
+from racelab.experiments.evaluation.types import Answer, Ask
+from racelab.experiments.models.api import ApiModel
+from racelab.experiments.models.chat import ChatRequest, Reply
+from racelab.experiments.rng import derived_seed
+
+_TOO_LONG = "context_length_exceeded"
+_SEEDS = 2**31  # what every server takes for a seed
+
+
+class ApiSubject:
+    """Asks a server, several questions at a time, and hands each answer on as it comes; implements `Subject`.
+
+    Every answer has a seed of its own, made from the evaluation's; whether the server heeds it is its affair. Thinking
+    that the server keeps apart is put back in front of the answer, so that a protocol sees what a model of this
+    machine would have written.
+    """
+
+    def __init__(
+        self,
+        model: ApiModel,
+        *,
+        seed: int,
+        thinking: bool | None = None,
+        think_end: str = "</think>",
+        window: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keeps the parts.
+
+        Args:
+            model: opened with `empty_ok`.
+            seed: of all answers.
+            thinking: where a question does not say.
+            think_end: the tag that closes a thinking block.
+            window: of the model, where the server says so: it refuses a longer answer than that.
+            facts: what `describe` says of the model.
+        """
+        self._model, self._seed, self._thinking = model, seed, thinking
+        self._end, self._window, self._facts = think_end, window, dict(facts or {})
+
+    def describe(self) -> dict[str, Any]:
+        """What was asked and how (JSON values); no key."""
+        how = {"window": self._window, "seed": self._seed, "thinking": self._thinking}
+        return {**self._facts, "server": self._model.describe(), **how}
+
+    def answers(
+        self, asks: Sequence[Ask], wanted: Sequence[int], purpose: str
+    ) -> Iterator[tuple[int, tuple[Answer, ...]]]:
+        """See the protocol; a question is yielded when all its answers have come.
+
+        Raises:
+            UnreachableError: as `ApiModel.stream`.
+            ConfigError: a question that is not put through the chat template.
+        """
+        places = [(i, draw) for i in wanted for draw in range(asks[i].n)]
+        requests = [self._request(asks[i], i, draw, purpose) for i, draw in places]
+        given: dict[int, dict[int, Answer]] = {}
+        try:
+            for k, reply in self._model.stream(requests):
+                i, draw = places[k]
+                mine = given.setdefault(i, {})
+                mine[draw] = self._answer(reply)
+                if len(mine) == asks[i].n:
+                    del given[i]
+                    yield i, tuple(mine[d] for d in range(asks[i].n))
+        except UnreachableError as error:
+            if "(HTTP 4" not in str(error) or not requests:
+                raise
+            longest = max(request.max_tokens for request in requests)
+            raise UnreachableError(
+                f"{error}; it was asked for up to {longest} tokens: set eval.max_tokens if that is more than it gives"
+            ) from error
+
+    def close(self) -> None:
+        """Nothing to give back: what is under way is given up with the iterator."""
+
+    def _request(self, ask: Ask, index: int, draw: int, purpose: str) -> ChatRequest:
+        if ask.layout == "text":
+            raise ConfigError(
+                f"{purpose} continues plain text, and a chat server only answers turns; evaluate the model on this "
+                "machine"
+            )
+        bound = ask.max_tokens if self._window is None else min(ask.max_tokens, self._window)
+        return ChatRequest(
+            ask.system,
+            ask.user,
+            bound,
+            ask.temperature,
+            ask.top_p,
+            draw=draw,
+            stop=ask.stop,
+            seed=derived_seed(self._seed, f"eval:{purpose}:{index}", draw) % _SEEDS,
+            thinking=self._thinking if ask.thinking is None else ask.thinking,
+        )
+
+    def _answer(self, reply: Reply) -> Answer:
+        if reply.text is None:
+            if _TOO_LONG in reply.error:
+                return Answer("", finished=False, error="prompt exceeds the server's window")
+            return Answer(None, finished=False, error=reply.error)
+        return Answer(self._whole(reply), reply.finished, n_tokens=reply.n_tokens)
+
+    def _whole(self, reply: Reply) -> str:
+        """Thinking and answer in one; a thinking block that was cut has no end."""
+        text = reply.text or ""
+        if not reply.reasoning:
+            return text
+        ended = bool(text) or reply.finished
+        return f"{self._end.replace('/', '', 1)}{reply.reasoning}{self._end if ended else ''}{text}"
