@@ -65,7 +65,7 @@ def test_the_prompt_shows_a_solved_puzzle_and_the_form_of_the_answer() -> None:
         '{\n    "reasoning": "___",\n    "solution": {\n        "House 1": {\n            "Name": "___",\n'
         '            "Pet": "___",\n            "Age": "___"\n        },\n'
     )
-    middle = '"Drink": "milk"\n        }\n    }\n}\n\n# Puzzle to Solve \n\nThere are 2 houses.\n\n\n# Instruction\n\nNow'
+    middle = "\n    }\n}\n\n# Puzzle to Solve \n\nThere are 2 houses.\n\n\n# Instruction\n\nNow please solve"
     assert middle in ask.user
     assert form in ask.user
     assert ask.user.endswith('"Age": "___"\n        }\n    }\n}\n\n')
