@@ -45,8 +45,13 @@ def new_run(
     )
 
 
-def prepare(config: AnyConfig, root: Path) -> Any:
-    """Everything that can be wrong with the outside, found before a run folder exists; `root`: folder of the runs.
+def prepare(config: AnyConfig, root: Path, folder: RunFolder | None = None) -> Any:
+    """Everything that can be wrong with the outside, found before a run folder exists.
+
+    Args:
+        config: of the run.
+        root: folder of the runs.
+        folder: of a run that goes on.
 
     Raises:
         RacelabError: one line naming the file, key, package or server that is missing or wrong.
@@ -58,7 +63,8 @@ def prepare(config: AnyConfig, root: Path) -> Any:
     if isinstance(config, EvalRunConfig):
         from racelab.experiments.evaluation.build import find_evaluation
 
-        return find_evaluation(config, root)
+        known = folder.info().get("evaluates") if folder is not None else None
+        return find_evaluation(config, root, known)
     from racelab.experiments.build_rlds import find_task
 
     return find_task(config, root)

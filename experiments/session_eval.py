@@ -36,7 +36,7 @@ class EvalSession(Attempt):
         """Keeps the parts; nothing is opened yet."""
         super().__init__(config, folder, inputs, talk, stop)
         self.config, self.evaluation = config, inputs
-        self.step = inputs.found.step or 0
+        self.step = inputs.step or 0
         self._rows: dict[tuple[str, str], Row] = {}
 
     def _begin(self) -> int:
@@ -95,11 +95,11 @@ class EvalSession(Attempt):
         return True
 
     def _write(self, benchmark: str, examined: Examined, tracker: SpoolTracker) -> None:
-        c, found = self.config, self.evaluation.found
+        c, evaluation = self.config, self.evaluation
         common: Mapping[str, Any] = {
             "step": self.step,
-            "checkpoint": found.step,
-            "policy_step": found.policy_step,
+            "checkpoint": evaluation.step,
+            "policy_step": evaluation.policy_step,
             "suite": c.eval.suite,
             "protocol": c.eval.protocol,
             "seed": c.run.seed,
@@ -107,8 +107,8 @@ class EvalSession(Attempt):
         marks = example_rows(examined, benchmark, common)
         answers = answer_rows(examined, benchmark, self.step)
         tracker.record(StepRecord(self.step, {}, {"eval_answers": answers, "eval_examples": marks}))
-        for row in marks:
-            self._rows[row["benchmark"], row["example_id"]] = Row.of_table(row)
+        for row in map(Row.of_table, marks):
+            self._rows[row.label, row.example_id] = row
 
     def _totals(self, benchmarks: list[str]) -> dict[str, Any]:
         rows = [row for row in self._rows.values() if row.of in benchmarks]
@@ -134,10 +134,7 @@ class EvalSession(Attempt):
             tracker.metrics(self.step, values)
         self.talk.finish(self.folder)
         if lost:
-            return (
-                "failed",
-                f"{len(lost)} examples got no answer; `racelab resume` asks for them again",
-                len(self._rows),
-            )
+            reason = f"{len(lost)} examples got no answer; `racelab resume` asks for them again"
+            return "failed", reason, len(self._rows)
         tracker.tags({"end_reason": "all examples done"})
         return "finished", "", len(self._rows)

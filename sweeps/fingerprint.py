@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from racelab.configs.keys import CONFIG_DIR
+from racelab.configs.schema_eval import BENCHMARKS
 from racelab.configs.schema_rlds import AnyConfig
 from racelab.experiments.environment import git_diff, git_state
 from racelab.experiments.fsio import read_json
@@ -26,13 +27,15 @@ _PATH_KEYS: Final = (
     "task.boards",
     "task.retriever.corpus",
     "task.retriever.encoder",
+    "subject.source",
+    *(f"eval.data.{name}" for name in BENCHMARKS),
 )
 """Keys whose value may be a file or a folder of this machine."""
 _NO_PATHS: Final = frozenset({"package", "policy", "fit", "smollm2-135m", "minilm", "grid", "hub", ""})
 """Values of these keys that are never a path, whatever the working directory holds."""
 _HASHED_BYTES: Final = 64 << 20
 """Up to here a file is known by its content, beyond by its time."""
-_MODEL_FILES: Final = (".safetensors", ".bin", ".json")
+_FOLDER_FILES: Final = (".safetensors", ".bin", ".json", ".jsonl", ".parquet", ".csv")
 
 
 def local_inputs(config: AnyConfig) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def local_inputs(config: AnyConfig) -> dict[str, Any]:
 
 
 def _content(value: str) -> list[Any] | None:
-    """Absolute path, and of a file its size and SHA-256, of a folder the size and time of its model files.
+    """Absolute path, and of a file its size and SHA-256, of a folder the size and time of its files.
 
     None for what is not there or cannot be read: loading it says so with better words.
     """
@@ -57,8 +60,10 @@ def _content(value: str) -> list[Any] | None:
         path = Path(value).expanduser().resolve()
         if path.is_file():
             return [str(path), *_of_file(path)]
+        if (path / "run.json").is_file():  # a run to evaluate: its newest checkpoint
+            return [str(path), max((f.name for f in (path / "checkpoints").glob("step-*")), default="")]
         if path.is_dir():
-            files = sorted(f for f in path.iterdir() if f.suffix in _MODEL_FILES and f.is_file())
+            files = sorted(f for f in path.iterdir() if f.suffix in _FOLDER_FILES and f.is_file())
             return [str(path), [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]]
     except (OSError, RuntimeError, ValueError):  # also a home or a name that cannot be
         pass

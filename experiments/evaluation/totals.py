@@ -13,6 +13,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from racelab.configs.schema_eval import RACE_SUITE, RUBRIC_SUITE
+from racelab.experiments.evaluation.preference.judgebench import judgebench_total
+from racelab.experiments.evaluation.preference.rewardbench2 import rewardbench2_total
 from racelab.experiments.evaluation.types import Status
 
 IFEVAL_LABELS: Final = ("ifeval", "ifeval-answer")
@@ -100,22 +102,17 @@ def suite_totals(rows: Sequence[Row], suite: str, protocol: str) -> dict[str, To
 def total(label: str, rows: Sequence[Row], protocol: str) -> Total:
     """The score of one label from all its rows."""
     scored = [row for row in rows if row.status != "lost"]
-    counts = {
-        "n": len(scored),
-        "unparsed": sum(row.status == "unparsed" for row in scored),
-        "lost": len(rows) - len(scored),
-    }
-    if not scored:
-        return Total(label, metric_name(label, protocol), math.nan, **counts)
-    special = _SPECIAL.get(label)
-    if special is not None:
-        value, parts, more = special(scored)
-    else:
+    name, unparsed = metric_name(label, protocol), sum(row.status == "unparsed" for row in scored)
+    value, parts, more = math.nan, dict[str, float](), dict[str, float]()
+    if scored and label in _AUTHORS:
+        found = _AUTHORS[label](scored)
+        value, parts = found.pop("avg"), found
+    elif scored:
         parts = _by_domain(scored)
         macro = is_macro(label, protocol)
         value = fmean(parts.values()) if macro else fmean(row.score for row in scored)
-        more = _means(scored, metric_name(label, protocol))
-    return Total(label, metric_name(label, protocol), value, **counts, parts=parts, more=more)
+        more = _means(scored, name)
+    return Total(label, name, value, len(scored), unparsed, len(rows) - len(scored), parts, more)
 
 
 def average(totals: Mapping[str, Total], suite: str) -> float | None:
@@ -165,8 +162,11 @@ def _means(rows: Sequence[Row], primary: str) -> dict[str, float]:
     return {name: fmean(found) for name, found in values.items() if found and name != primary}
 
 
-Special = Callable[[Sequence[Row]], tuple[float, dict[str, float], dict[str, float]]]
-_SPECIAL: dict[str, Special] = {}
+_AUTHORS: Final[Mapping[str, Callable[[Sequence[Row]], dict[str, float]]]] = {
+    "rewardbench2": rewardbench2_total,
+    "judgebench": judgebench_total,
+}
+"""Label -> what its authors define: `avg`, and what it is made of."""
 _MACRO: Final[Mapping[str, tuple[str, ...]]] = {"olmo3-adapt": ("mmlu", "agieval")}
 """Protocol -> labels whose score is a mean over domains. BBH is micro: sum of score times n over sum of n."""
 _NAMES: Final[Mapping[tuple[str, str], str]] = {
