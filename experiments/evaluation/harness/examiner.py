@@ -15,7 +15,7 @@ from typing import Any
 
 from racelab.experiments.errors import ConfigError, RacelabError
 from racelab.experiments.evaluation.harness.loading import Item, StockBenchmark, seeded
-from racelab.experiments.evaluation.types import Answer, Ask, Examined, Example, Mark, Subject
+from racelab.experiments.evaluation.types import Answer, Ask, Examined, Example, Mark, Status, Subject
 from racelab.experiments.ports import LanguageModel
 
 _OWN_TOKENS = 256
@@ -137,7 +137,7 @@ class LmEvalExaminer:
             reason = f"lm-eval could not mark it: {type(error).__name__}"
             return Mark(self.name, 0.0, {primary: 0.0}, "unparsed"), "", reason
         key = primary.partition(".")[2] or next(iter(filtered))
-        status = "unparsed" if filtered[key] == _INVALID else "scored"
+        status: Status = "unparsed" if filtered[key] == _INVALID else "scored"
         return Mark(self.name, float(metrics[primary]), metrics, status), filtered[key], ""
 
 

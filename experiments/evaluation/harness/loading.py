@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from racelab.experiments.data.checks import shown
 from racelab.experiments.data.hub import HubWords, load_table
-from racelab.experiments.data.rows import shown
 from racelab.experiments.errors import ConfigError, DataError, MissingDependencyError
 from racelab.experiments.evaluation.data import records
 from racelab.experiments.evaluation.harness.code_metric import RunCode, sandboxed

@@ -1,7 +1,7 @@
 """From the records of a local file to the columns that lm-eval's tasks read.
 
 A record has the columns of the hub's data set (`stock.py`), and one that names its subset where there are several:
-`subject` in MMLU, `task` in BBH and AGIEval; in a folder the files' names will do. AGIEval's own files are taken as well,
+`subject` in MMLU, `task` in BBH and AGIEval; in a folder the files' names will do. AGIEval's own files are taken too,
 and `text` in place of MBPP+'s `prompt`.
 """
 

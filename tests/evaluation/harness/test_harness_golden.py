@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import socket
 import sys
 import zlib
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from racelab.experiments.errors import DataError
+from racelab.experiments.errors import ConfigError, DataError
 from racelab.experiments.evaluation.harness.code_metric import sandboxed
 from racelab.experiments.evaluation.harness.examiner import LmEvalExaminer, ask_of
 from racelab.experiments.evaluation.harness.loading import StockBenchmark, load_stock
@@ -31,21 +32,35 @@ RECORDS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[2] / "data" / "eval" / "harness.json").read_text(encoding="utf-8")
 )
 """A few hand-made records of each benchmark that lm-eval has."""
-_SAYINGS = (
-    "We add. The answer is 6.",
-    "so it is 10",
-    "The answer is False. Q: and then",
-    "apple pear",
-    "The best answer is B.",
-    "I think (B) is it. The answer is (A).",
-    "three animals, so 3",
-    "Hello, all.\nThe best answer is D",
-    "good morning to everyone here",
-    "def add2(a, b):\n    return a + b\n[DONE] def",
-    "",
-    "1,400 pens. (C)",
-    "$2$",
-)
+_SAYINGS = {
+    "3 pens": "We add. The answer is 6.",
+    "5 pens": "so it is 9",
+    "700 pens": "1,400 pens. Q: and 700 more? 7",
+    "not ( True )": "The answer is False.",
+    "True or False": "It is true.\nThe answer is True.",
+    "False and True": "That is True",
+    "pear apple": "apple pear",
+    "Which day": "Not (A). The answer is (B).",
+    "two cats": "three animals in all",
+    "Bone 1": "The best answer is B.",
+    "Bone 2": "The best answer is A. No: the best answer is C",
+    "Bone 3": "D",
+    "Virus": "The best answer is C.",
+    "Q: 1+1": "$2$",
+    "without commas": "Hello, all of you.\nNothing here has one",
+    "lower case": "good morning to everyone here, how are you",
+    "Write add2": "def add2(a, b):\n    return a + b\n[DONE] def",
+}
+"""Part of a question -> the answer: some right under every filter, some under one, some wrong."""
+PRIMARY = {
+    "gsm8k": 2 / 3,  # 6 and 1,400 are found, 9 is not 10
+    "bbh": 5 / 6,  # all but `False and True`; "three" is 3
+    "mmlu": 2 / 6,  # bones 1 and 2
+    "gpqa": 3 / 6,  # every second particle
+    "ifeval": 1.0,  # the first loosely: its first line, which has the comma, is left out
+    "mbpp_plus": 1 / 2,
+}
+"""Worked by hand. AGIEval's log-probs are drawn."""
 
 
 def write(folder: Path, name: str) -> Path:
@@ -57,7 +72,11 @@ def write(folder: Path, name: str) -> Path:
 
 def saying(user: str) -> str:
     """An answer that depends on the question alone."""
-    return _SAYINGS[zlib.crc32(user.encode()) % len(_SAYINGS)]
+    question = user.rsplit("[BEGIN]", 2)[-2] if "[BEGIN]" in user else user
+    muon = re.search(r"\(([A-D])\) muon ([024])", question)
+    if muon:
+        return f"Neither (A) nor (B) is sure. The answer is ({muon[1]})."
+    return next((text for part, text in _SAYINGS.items() if part in question), "I do not know")
 
 
 def likelihood(user: str, choice: str) -> float:
@@ -161,6 +180,8 @@ def test_every_metric_equals_lm_evals_own(name: str, tmp_path: Path) -> None:
         of_task = [e for e in examined if e.example.domain == item.example.domain]
         compared += _compare(of_task, results[item.task.task_name], name)
     assert compared >= 1
+    if name in PRIMARY:
+        assert total(name, [_row(e) for e in examined], "lm-eval").value == pytest.approx(PRIMARY[name])
     if STOCK[name].subset:
         metric, _, key = STOCK[name].primary.partition(".")
         expected = results["golden"][f"{metric},{key or 'none'}"]
@@ -337,6 +358,43 @@ def test_what_is_asked(tmp_path: Path) -> None:
     mbpp = ask_of(_load(tmp_path, "mbpp_plus").items[0])
     assert mbpp.user.count("[BEGIN]") == 4  # three examples and the question
     assert mbpp.user.endswith("assert add2(1, 2) == 3\n[BEGIN]\n")
+
+
+def test_from_the_hub_only_what_is_asked_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split and configuration are the task's, MMLU's data set is the one that can be read, and the limit ends it."""
+    import datasets
+
+    fetched: list[tuple[str, str, str | None]] = []
+
+    def load_table(name: str, split: str, words: object, *, config: str | None = None) -> Any:
+        fetched.append((name, split, config))
+        kind = {
+            "cais/mmlu": "mmlu",
+            "SaylorTwift/bbh": "bbh",
+            "Idavidrein/gpqa": "gpqa",
+            "openai/gsm8k": "gsm8k",
+        }
+        drop = ("subject", "task")
+        return datasets.Dataset.from_list(
+            [{k: v for k, v in r.items() if k not in drop} for r in RECORDS[kind[name]]]
+        )
+
+    monkeypatch.setattr("racelab.experiments.evaluation.harness.loading.load_table", load_table)
+    assert [len(load_stock(name).items) for name in ("gsm8k", "gpqa")] == [3, 6]
+    assert [len(load_stock(name, limit=8).items) for name in ("bbh", "mmlu")] == [8, 8]
+    assert fetched == [
+        ("openai/gsm8k", "test", "main"),
+        ("Idavidrein/gpqa", "train", "gpqa_main"),
+        ("SaylorTwift/bbh", "test", "boolean_expressions"),
+        ("SaylorTwift/bbh", "test", "causal_judgement"),
+        ("cais/mmlu", "test", "abstract_algebra"),
+        ("cais/mmlu", "test", "anatomy"),
+    ]
+
+
+def test_code_needs_a_sandbox(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a sandbox"):
+        load_stock("mbpp_plus", write(tmp_path, "mbpp_plus"))
 
 
 def test_values_of_several_types_are_a_data_error(tmp_path: Path) -> None:
