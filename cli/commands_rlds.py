@@ -13,6 +13,7 @@ from racelab.cli.words import ConfigDir, DryRun, Fresh, GoOn, Jobs, Json, Overri
 BODIES: Final = {
     "task": "racelab.cli.task:task",
     "serve retriever": "racelab.cli.serve:retriever",
+    "serve judge": "racelab.cli.serve_judge:judge",
 }
 """Command -> `module:function`, as in `main.py`."""
 
@@ -20,9 +21,10 @@ BODIES: Final = {
 def register(app: typer.Typer, run: Callable[..., int]) -> None:
     """Adds the commands to `app`; `run` imports a command's body and calls it with what was parsed."""
     _register_task(app, run)
-    serve = typer.Typer(help="Serve what tasks ask for over HTTP.")
+    serve = typer.Typer(help="Serve over HTTP what tasks and judges ask for.")
     app.add_typer(serve, name="serve")
     _register_serve(serve, run)
+    _register_judge(serve, run)
 
 
 def _register_task(app: typer.Typer, run: Callable[..., int]) -> None:
@@ -104,4 +106,63 @@ def _register_serve(app: typer.Typer, run: Callable[..., int]) -> None:
             port=port,
             index=index,
             device=device,
+        )
+
+
+def _register_judge(app: typer.Typer, run: Callable[..., int]) -> None:
+    @app.command("judge")
+    def judge(
+        model: Annotated[str, typer.Argument(metavar="MODEL", help="`embedded`, a folder or a hub name.")],
+        words: Annotated[
+            list[str] | None, typer.Argument(metavar="[-- WORD...]", help="Further options for vLLM.")
+        ] = None,
+        engine: Annotated[
+            str,
+            typer.Option(
+                metavar="NAME", help="vllm, transformers (our own local models), or auto: vLLM if it is here."
+            ),
+        ] = "auto",
+        host: Annotated[
+            str, typer.Option(metavar="ADDRESS", help="Address to listen at; with another one, --key-env.")
+        ] = "127.0.0.1",
+        port: Annotated[
+            int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen at; 0: a free one.")
+        ] = 8000,
+        device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:1.")] = "auto",
+        max_length: Annotated[
+            int | None,
+            typer.Option(
+                min=2, metavar="N", help="Tokens, messages and reply together; else the model's window."
+            ),
+        ] = None,
+        vllm: Annotated[
+            str | None,
+            typer.Option(metavar="FILE", help="vLLM's executable (also RACELAB_VLLM), in any environment."),
+        ] = None,
+        key_env: Annotated[
+            str, typer.Option(metavar="NAME", help="Variable that holds the key that clients must send.")
+        ] = "",
+        batch: Annotated[
+            int | None,
+            typer.Option(min=1, max=1024, metavar="N", help="Replies decoded at a time; transformers: 16."),
+        ] = None,
+        name: Annotated[
+            str | None,
+            typer.Option(metavar="NAME", help="What clients call the model; else the end of MODEL."),
+        ] = None,
+    ) -> int:
+        """Serve a model in OpenAI's chat API (POST /v1/chat/completions) until Ctrl-C."""
+        return run(
+            "serve judge",
+            model=model,
+            engine=engine,
+            host=host,
+            port=port,
+            device=device,
+            max_length=max_length,
+            vllm=vllm,
+            key_env=key_env,
+            batch=batch,
+            name=name,
+            words=words or [],
         )

@@ -12,16 +12,13 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import socket
-import socketserver
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from racelab.cli import http_server
 from racelab.cli.console import say
+from racelab.cli.http_server import JsonHandler, JsonServer, error_line
 from racelab.experiments.errors import ConfigError
-from racelab.experiments.fsio import explain
 from racelab.experiments.models.api_reply import clean
 from racelab.experiments.models.retrieval import Engine, open_engine
 from racelab.experiments.models.retriever_client import PATH, to_json
@@ -29,9 +26,6 @@ from racelab.experiments.models.retriever_client import PATH, to_json
 DEFAULT_TOP_K: Final = 5
 MAX_TOP_K: Final = 1000
 MAX_QUERIES: Final = 1024
-_MAX_BODY: Final = 4 << 20
-_IDLE_S: Final = 60.0
-"""A connection that is silent for so long is closed, so that it holds no thread."""
 
 
 def retriever(
@@ -99,68 +93,19 @@ def _usage(url: str) -> str:
 
 
 def bound(host: str, port: int) -> RetrieverServer:
-    """A server that has its port, and does not listen yet.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    try:
-        return RetrieverServer(host, port)
-    except (OSError, OverflowError) as error:
-        why = explain(error) if isinstance(error, OSError) else "no such port"
-        raise _taken(host, port, why) from None
+    """A server that has its port, and does not listen yet. Raises ConfigError."""
+    return http_server.bound(RetrieverServer, host, port, _Handler)
 
 
-class RetrieverServer(ThreadingHTTPServer):
-    """One thread per connection."""
+class RetrieverServer(JsonServer):
+    """One thread per connection; `engine` is the caller's to set before `listen`."""
 
-    daemon_threads = True
-    request_queue_size = 128
     engine: Engine
-
-    def __init__(self, host: str, port: int) -> None:
-        """Binds; `engine` and `listen` are the caller's."""
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _Handler, bind_and_activate=False)
-        try:
-            self.server_bind()
-        except BaseException:
-            self.server_close()
-            raise
 
     @property
     def url(self) -> str:
         """Of `/retrieve`, with the port that was chosen."""
-        host, port = str(self.server_address[0]), self.server_address[1]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
-
-    def server_bind(self) -> None:
-        """As the base class, but for its look-up of the host's name, which can take seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line for an error of ours; a client that left is no news. The base class prints tracebacks of both."""
-        error = sys.exception()
-        if error is not None and not isinstance(error, OSError):
-            say(_line(error))
-
-    def listen(self) -> None:
-        """From now on connections are taken; `serve_forever` answers them. Raises ConfigError."""
-        try:
-            self.server_activate()
-        except OSError as error:
-            raise _taken(str(self.server_address[0]), self.server_port, explain(error)) from None
-
-
-def _taken(host: str, port: int, why: str) -> ConfigError:
-    return ConfigError(
-        f"--port {port} of --host {host} cannot be had ({why}); choose another, 0 takes a free one"
-    )
-
-
-def _line(error: BaseException) -> str:
-    return f"error: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        return f"{self.address}{PATH}"
 
 
 class BodyError(Exception):
@@ -193,59 +138,35 @@ def parse(body: bytes) -> tuple[list[str], int, bool]:
     return [clean(q) for q in queries], top_k, scores
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     """Answers one connection's requests."""
 
     server: RetrieverServer
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "racelab", ""
-    timeout = _IDLE_S
-    disable_nagle_algorithm = True
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdecimal():
-            self._answer(400, {"error": "no Content-Length; send the body's length"}, close=True)
-        elif len(length) > 9 or int(length) > _MAX_BODY:
-            self._answer(413, {"error": f"the body is larger than {_MAX_BODY} bytes"}, close=True)
-        else:
-            self._retrieve(self.rfile.read(int(length)))
+        body = self.body()
+        if body is not None:
+            self._retrieve(body)
 
     def _retrieve(self, body: bytes) -> None:
         if self.path.partition("?")[0].rstrip("/") != PATH:
-            self._answer(404, {"error": f"no such path; POST {PATH}"})
+            self.refuse(404, f"no such path; POST {PATH}")
             return
         try:
             queries, top_k, scores = parse(body)
         except BodyError as error:
-            self._answer(400, {"error": str(error)})
+            self.refuse(400, str(error))
             return
         try:
             answer = to_json(self.server.engine.search(queries, top_k), scores)
         except Exception as error:  # one query must not end the connection without a word
-            say(_line(error))
-            self._answer(500, {"error": f"the search failed ({type(error).__name__})"})
+            say(error_line(error))
+            self.refuse(500, f"the search failed ({type(error).__name__})")
             return
-        self._answer(200, answer)
+        self.answer(200, answer)
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] == "/health":
-            self._answer(200, self.server.engine.describe())
+            self.answer(200, self.server.engine.describe())
         else:
-            self._answer(404, {"error": f"no such path; POST {PATH}, GET /health"})
-
-    def _answer(self, status: int, value: dict[str, Any], *, close: bool = False) -> None:
-        body = json.dumps(value).encode()
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if close:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-        except OSError:  # nobody waits for it any more
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent: a training step makes hundreds of requests."""
+            self.refuse(404, f"no such path; POST {PATH}, GET /health")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from torch import Tensor
 from racelab.experiments.backends.local.sampling import choose
 from racelab.experiments.errors import DataError
 from racelab.experiments.types import GenerationRequest
+
+Draws: TypeAlias = torch.Generator | Callable[[], Tensor]
+"""Where a step's uniforms come from: a generator that all rows share, or a function that gives them, float64 in [0, 1),
+one for each row of the batch (rows that have ended included). What it raises ends the decoding."""
 
 
 class Stepper(Protocol):
@@ -94,7 +98,7 @@ def check(requests: Sequence[GenerationRequest], window: int, vocab: int) -> Non
 
 def run(
     requests: Sequence[GenerationRequest],
-    rng: torch.Generator,
+    rng: Draws,
     stepper: Stepper,
     finder: StopFinder,
     end_ids: frozenset[int],
@@ -104,7 +108,7 @@ def run(
     """Decode every request; see `LanguageModel.generate`.
 
     One uniform per original row is drawn from `rng` at every step, so a row's draws do not depend on when
-    other rows end.
+    other rows end. Rows stand in the order of the requests, those of one request together.
     """
     rows = [
         Row(j, min(r.max_tokens, window - len(r.prefix)), r.stop)
@@ -118,7 +122,7 @@ def run(
     with torch.inference_mode():
         logits = stepper.start([r.prefix for r in requests], owner, max(row.limit for row in rows))
         while True:
-            uniform = torch.rand(len(rows), generator=rng, dtype=torch.float64, device=rng.device).cpu()[live]
+            uniform = _uniforms(rng, len(rows))[live]
             args = (t.to(device) for t in (temperature[live], top_p[live], uniform))
             tokens, logprobs = choose(logits, *args)
             kept = _record([rows[r] for r in live.tolist()], tokens, logprobs, finder, end_ids)
@@ -133,6 +137,13 @@ def run(
     for row in rows:
         grouped[row.request].append(row)
     return grouped
+
+
+def _uniforms(rng: Draws, rows: int) -> Tensor:
+    """One per row [rows], on the CPU."""
+    if isinstance(rng, torch.Generator):
+        return torch.rand(rows, generator=rng, dtype=torch.float64, device=rng.device).cpu()
+    return rng()
 
 
 def _record(

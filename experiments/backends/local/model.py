@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from racelab.experiments.backends.local import decode
 from racelab.experiments.backends.local.cache import FastStepper
+from racelab.experiments.backends.local.decode import Draws
 from racelab.experiments.backends.local.fast import FastModel, read_weights
 from racelab.experiments.backends.local.head import Coefficient
 from racelab.experiments.backends.local.packing import Group, Packed, pack
@@ -116,8 +118,30 @@ class LocalModel:
             )
         )
 
-    def generate(self, requests: Sequence[GenerationRequest], rng: torch.Generator) -> list[list[Sample]]:
-        """Decode all requests in one batch; see the port.
+    def converse(self, messages: Messages, options: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
+        """Token ids of a conversation up to and including the assistant's header, special tokens read as such.
+
+        Args:
+            messages: as in `Dialogue`; without a chat template the texts are separated by blank lines.
+            options: further variables of the template, such as `enable_thinking`.
+
+        Raises:
+            DataError: the template refuses the conversation (its order of roles, say).
+        """
+        if not self._tokenizer.chat_template:
+            return self.encode("\n\n".join(m["content"] for m in messages if m["content"]) + "\n\n")
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True, **options
+            )
+        except TemplateError as error:
+            raise DataError(f"the model's chat template refuses the messages ({one_line(error)})") from None
+        return self.encode(text)
+
+    def generate(self, requests: Sequence[GenerationRequest], rng: Draws) -> list[list[Sample]]:
+        """Decode all requests in one batch; see the port. `rng` may also be a function (`Draws`).
 
         Temperature 0 is greedy, and its log-probs are those of the plain softmax (temperature 1).
 
