@@ -77,6 +77,12 @@ def test_the_prompt_shows_a_solved_puzzle_and_the_form_of_the_answer() -> None:
     [
         (says(RIGHT), 1.0, 1.0, 1),
         ("<think>{draft}</think>So:\n" + says(RIGHT), 1.0, 1.0, 1),
+        (
+            says(RIGHT).replace("so it is", "so\nit is"),
+            1.0,
+            1.0,
+            1,
+        ),  # no JSON, but line breaks are deleted first
         (says({h: {k: f" {v.upper()}\n" for k, v in a.items()} for h, a in RIGHT.items()}), 1.0, 1.0, 1),
         (says({**RIGHT, "House 3": {"Name": "Peter"}, "more": 1}), 1.0, 1.0, 1),
         # 5 of 6
