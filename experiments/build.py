@@ -129,7 +129,7 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
         model_id=model_sha256(inputs.judge or inputs.model),
     )
     prompts, reports = fit_prompts(
-        config.data, inputs.prompts, lambda text: len(policy.encode(text)), _room(config, generator)
+        config.data, inputs.prompts, lambda text: len(policy.encode(text)), room(config, generator)
     )
     lines = tuple(
         f"{r.truncated} prompts cut and {r.dropped} dropped at {r.limit} tokens"
@@ -152,8 +152,13 @@ def build_parts(config: Config, inputs: Inputs) -> tuple[Parts, PromptData, tupl
 
 def ruler(parts: Parts, config: Config) -> Generator:
     """The untrained model as all methods are measured by it: no key of a method changes how it samples."""
+    return as_ruler(parts.untrained, config)
+
+
+def as_ruler(untrained: Generator, config: Config) -> Generator:
+    """The same for a generator alone."""
     v = config.validation
-    return at_temperature(parts.untrained, v.temperatures[0], v.rubric_temperature)
+    return at_temperature(untrained, v.temperatures[0], v.rubric_temperature)
 
 
 def calibrated(parts: Parts, config: Config, prompts: PromptData, known: Mapping[str, Any] | None) -> Judge:
@@ -168,7 +173,7 @@ def calibrated(parts: Parts, config: Config, prompts: PromptData, known: Mapping
     )
 
 
-def _room(config: Config, generator: Generator) -> int:
+def room(config: Config, generator: Generator) -> int:
     """Tokens that the window leaves for a prompt, once template and answer have theirs."""
     empty = Prompt(prompt_id="empty", text="")
     response = config.method.response.max_tokens + len(generator.response_prefix(empty))

@@ -95,16 +95,20 @@ class ClassifierRewardModel:
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Sample]]) -> list[FloatArray]:
         """[G] in [0, 1] for each prompt's responses, NaN where the conversation is longer than `max_length`."""
+        return [1.0 / (1.0 + np.exp(-z)) for z in self.logits(prompts, responses)]
+
+    def logits(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Sample]]) -> list[FloatArray]:
+        """[G] for each prompt's responses, NaN as in `score`; they have no bounds and do not saturate."""
         rows = [
             self.classifier.tokens(p.text, y.text)
             for p, ys in zip(prompts, responses, strict=True)
             for y in ys
         ]
         fits = [i for i, row in enumerate(rows) if len(row) <= self.max_length]
-        scores = np.full(len(rows), math.nan)
-        scores[fits] = 1.0 / (1.0 + np.exp(-self._logits([rows[i] for i in fits])))
+        found = np.full(len(rows), math.nan)
+        found[fits] = self._logits([rows[i] for i in fits])
         cuts = np.cumsum([len(ys) for ys in responses])[:-1]
-        return list(np.split(scores, cuts)) if responses else []
+        return list(np.split(found, cuts)) if responses else []
 
     def describe(self) -> dict[str, object]:
         """Hash of the weights and settings (JSON values)."""

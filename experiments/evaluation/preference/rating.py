@@ -78,9 +78,6 @@ class Rater(Protocol):
             UnreachableError: nothing can be rated (no server, wrong key).
         """
 
-    def close(self) -> None:
-        """Gives memory back."""
-
 
 @runtime_checkable
 class RatedBenchmark(Protocol):
