@@ -109,8 +109,8 @@ def _own(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     """AGIEval's own layout."""
     options = _options(record, "options", where)
     label = text_field(record, "label", where).strip()
-    if label not in tuple(LABELS[: len(options)]):
-        raise DataError(f"{where}: field 'label' is {label!r}; it must be one of {LABELS[: len(options)]}")
+    if label not in tuple(LABELS):
+        raise DataError(f"{where}: field 'label' is {label!r}; it must be one of {LABELS}")
     return {
         "passage": text_field(record, "passage", where, blank=True),
         "question": text_field(record, "question", where),
@@ -141,7 +141,7 @@ def _joined(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _options(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    options = texts_field(record, key, where, least=2)
+    options = texts_field(record, key, where, least=2, blank=True)
     if len(options) > len(LABELS):
         raise DataError(
             f"{where}: field {key!r} holds {len(options)} texts; at most {len(LABELS)} have a letter"

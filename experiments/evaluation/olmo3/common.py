@@ -139,8 +139,17 @@ def number_field(record: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def texts_field(record: Mapping[str, Any], key: str, where: str, *, least: int = 1) -> tuple[str, ...]:
+def texts_field(
+    record: Mapping[str, Any], key: str, where: str, *, least: int = 1, blank: bool = False
+) -> tuple[str, ...]:
     """A list of texts, or (in CSV) the JSON text of one.
+
+    Args:
+        record: the columns.
+        key: of the field.
+        where: `file:line`, opens the message.
+        least: texts needed.
+        blank: whether one may be without a visible character.
 
     Raises:
         DataError: missing, of another type, fewer than `least`, or a text that cannot be used.
@@ -149,7 +158,8 @@ def texts_field(record: Mapping[str, Any], key: str, where: str, *, least: int =
     for i, item in enumerate(value):
         if not isinstance(item, str):
             raise wrong_type(where, f"{key}[{i}]", item, "a text")
-        clean_text(item, where, f"{key}[{i}]")
+        if item.strip() or not blank:
+            clean_text(item, where, f"{key}[{i}]")
     if len(value) < least:
         raise DataError(f"{where}: field {key!r} holds {len(value)} texts, at least {least} are needed")
     return tuple(value)

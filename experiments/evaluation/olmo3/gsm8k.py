@@ -93,7 +93,10 @@ class Gsm8k:
 
     def mark(self, example: Example, answers: Sequence[Answer]) -> Examined:
         """1 if the number is the right one."""
-        found = self.extract(scored_text(answers[0].text or "", self.settings, strips=True))
+        text = answers[0].text or ""
+        for _ in range(2):  # the task cuts, and so does the extraction that it calls
+            text = scored_text(text, self.settings, strips=True)
+        found = self.extract(text)
         gold = example.fields["gold"]
         flex = float(_equal(found.answer, gold))
         strict = float(_equal(found.answer if found.form >= STRICT_FORM else "", gold))

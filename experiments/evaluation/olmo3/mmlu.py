@@ -52,7 +52,7 @@ class Mmlu:
         examples = []
         for where, record in records:
             subject = text_field(record, "subject", where)
-            choices = texts_field(record, "choices", where, least=2)
+            choices = texts_field(record, "choices", where, least=2, blank=True)
             if len(choices) > len(LABELS):
                 raise DataError(f"{where}: field 'choices' holds {len(choices)} texts; MMLU has four")
             fields = {

@@ -2,7 +2,7 @@
 
 An answer is right if an alias of the object occurs in it anywhere, as it is written, in lower case, or with its first
 letter upper and the rest lower. Nothing is normalised and the thinking counts, so that a model which names many
-candidates is right often.
+candidates is right often. (A blank alias, which every text holds, is left out.)
 
 The fifteen are those of the protocol: the first of the sixteen that OLMES fixes, one for each relation but "capital",
 from PopQA itself (Mallen et al. 2023, MIT licence).
@@ -73,9 +73,10 @@ class PopQa:
         """
         found = []
         for where, record in records:
+            aliases = texts_field(record, "possible_answers", where, blank=True)
             fields = {
                 "question": text_field(record, "question", where),
-                "aliases": texts_field(record, "possible_answers", where),
+                "aliases": tuple(alias for alias in aliases if alias.strip()),
             }
             domain = text_field(record, "prop", where, blank=True)
             found.append((where, Example(_id(record, where), domain, fields)))
