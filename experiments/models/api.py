@@ -188,9 +188,10 @@ class ApiModel:
         if known is not None and (known.text or self.settings.empty_ok):
             return Outcome(known, Calls(cached=1))
         outcome = self._ask_again_and_again(request, messages, stop)
-        if file is not None and outcome.reply.finished:
+        reply = outcome.reply
+        if file is not None and reply.finished and (reply.text or reply.reasoning):
             with contextlib.suppress(RunFolderError):  # costs asking again, nothing else
-                write_json_atomic(file, _stored(outcome.reply))
+                write_json_atomic(file, _stored(reply))
         return outcome
 
     def _ask_again_and_again(

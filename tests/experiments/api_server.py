@@ -40,6 +40,7 @@ class Behaviour:
         delay_s: before the answer.
         drip_s: between the bytes of the body.
         drop: close the connection without an answer.
+        reasoning: the model's thinking, beside the text.
     """
 
     text: str | None = ""
@@ -51,6 +52,7 @@ class Behaviour:
     delay_s: float = 0.0
     drip_s: float = 0.0
     drop: bool = False
+    reasoning: str | None = None
 
 
 def ok(text: str) -> Behaviour:
@@ -198,10 +200,14 @@ class ApiServer:
         url: the base URL, `http://127.0.0.1:<port>/v1`.
         requests: what was received, in order.
         most_at_once: the largest number of requests in hand at the same time.
+        models: what `GET /models` lists, each with more facts or without; None: there is no such path.
     """
 
-    def __init__(self, script: Script = None, port: int = 0) -> None:
+    def __init__(
+        self, script: Script = None, port: int = 0, models: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         self.requests: list[Received] = []
+        self.models = models
         self.most_at_once = 0
         self._script, self._in_hand = script, 0
         self._connections: set[socket.socket] = set()
@@ -289,6 +295,16 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 server.pause(how.delay_s)
                 self._answer(how, received)
 
+        def do_GET(self) -> None:
+            listed = server.models if self.path.endswith("/models") else None
+            entries = [{"id": name, "object": "model", **more} for name, more in (listed or {}).items()]
+            body = json.dumps({"object": "list", "data": entries}).encode()
+            self.send_response(404 if listed is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def _answer(self, how: Behaviour, received: Received) -> None:
             if how.drop:
                 self.close_connection = True
@@ -317,7 +333,10 @@ def _payload(how: Behaviour, received: Received) -> dict[str, Any]:
     if how.status >= 400:
         said = f"{received.headers.get('authorization')}: {received.prompt}"
         return {"error": {"message": said, "code": "not_today", "type": "error"}}
-    turn = {"index": 0, "finish_reason": how.finish, "message": {"role": "assistant", "content": how.text}}
+    message = {"role": "assistant", "content": how.text}
+    if how.reasoning is not None:
+        message |= {"reasoning_content": how.reasoning, "content": how.text or None}
+    turn = {"index": 0, "finish_reason": how.finish, "message": message}
     return {
         "id": "chatcmpl-0",
         "object": "chat.completion",
