@@ -1,6 +1,6 @@
 """What happened in a run of any RACE method, from its spool: numbers first, each with what it may be taken for.
 
-RLDS runs have a summary of their own (rlds_summary.py), which is made from here too.
+RLDS runs and evaluations have summaries of their own (rlds_summary.py, eval_summary.py), made from here too.
 
 Everything is a plain dict of JSON values, so that the terminal, `--json` and the report show the same numbers.
 Differences come with 95 % intervals of a paired bootstrap over held-out prompts (samples of a prompt averaged
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from racelab.analysis.stats import paired_bootstrap
+from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import AnyConfig, RldsRunConfig
 from racelab.experiments.methods.ledger import KINDS
 from racelab.experiments.probe import RECTANGLE
@@ -34,6 +35,10 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         from racelab.analysis.rlds_summary import summarise_rlds
 
         return summarise_rlds(folder, checked)
+    if isinstance(checked, EvalRunConfig):
+        from racelab.analysis.eval_summary import summarise_eval
+
+        return summarise_eval(folder, checked)
     config = checked.model_dump()
     metrics, tables = _read(folder)
     info = folder.info()
