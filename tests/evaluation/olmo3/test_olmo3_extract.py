@@ -161,7 +161,7 @@ def test_equality():
 
 
 @given(TEXTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_text_breaks_the_search(text):
     for exact in (True, False):
         for article in (True, False):
@@ -181,7 +181,7 @@ def test_no_text_breaks_the_search(text):
         )
     ).map("".join)
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_words_before_is_correct_are_those_of_the_pattern(text):
     found = re.findall(r"(?i)\b([a-z ]+)\)?\s+is\s+correct", text)
     assert bbh._words_before_is_correct(text) == (found[-1] if found else None)

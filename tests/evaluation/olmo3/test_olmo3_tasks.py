@@ -395,7 +395,7 @@ def test_ids_that_occur_twice(kind, record):
 @given(
     st.text(max_size=120), st.sampled_from(ALL), st.sampled_from(["protocol", "strip", "keep"]), st.booleans()
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_is_marked(text, task, thinking, quirks):
     kind, record = task
     own = frozenset({"gsm8k-unsigned", "article-a", "bbh-bare-letter"} if quirks else ())
