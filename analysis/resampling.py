@@ -79,8 +79,8 @@ def sign_flip_p(differences: npt.ArrayLike, rng: np.random.Generator) -> float:
         differences: [n], one per unit; those that are 0 change nothing.
         rng: draws the flips if more than 14 differences are not 0.
     """
-    d = np.asarray(differences, dtype=np.float64)
-    d = np.round(d / (np.abs(d).max(initial=0.0) or 1.0), 12)  # equal sizes are equal numbers
+    d: FloatArray = np.asarray(differences, dtype=np.float64)
+    d = (d / (float(np.abs(d).max(initial=0.0)) or 1.0)).round(12)  # equal sizes are equal numbers
     d = d[d != 0.0]
     if d.size == 0:
         return 1.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from racelab.cli.words import ConfigDir, DryRun, Fresh, Jobs, Json, Seeds
 
-BODIES: Final = {"eval": "racelab.cli.evaluate:evaluate"}
+BODIES: Final = {"eval": "racelab.cli.evaluate:evaluate", "compare": "racelab.cli.compare:compare"}
 """Command -> `module:function`, as in `main.py`."""
 
 
@@ -66,5 +67,49 @@ def register(app: typer.Typer, run: Callable[..., int]) -> None:
             fresh=fresh,
             dry_run=dry_run,
             config_dirs=config_dir or [],
+            json_output=json_output,
+        )
+
+    _register_compare(app, run)
+
+
+def _register_compare(app: typer.Typer, run: Callable[..., int]) -> None:
+    @app.command("compare")
+    def compare(
+        a: Annotated[
+            str,
+            typer.Argument(
+                metavar="A",
+                help="An evaluation, a training run (its newest evaluation counts), a sweep of either (its cells are "
+                "seeds), or several with commas.",
+            ),
+        ],
+        b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with; the same kinds.")],
+        suite: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME", help="Of a run with evaluations of several suites: the one to compare."
+            ),
+        ] = None,
+        benchmarks: Annotated[
+            str | None, typer.Option(metavar="A,B", help="Only these, as gsm8k,mmlu.")
+        ] = None,
+        level: Annotated[float, typer.Option(metavar="P", help="Coverage of the intervals.")] = 0.95,
+        replicates: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the bootstrap.")] = 2000,
+        seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of those draws.")] = 0,
+        root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
+        json_output: Json = False,
+    ) -> int:
+        """Compare two evaluations, or two sets of seeds, example by example: differences, intervals, p values."""
+        return run(
+            "compare",
+            a=a,
+            b=b,
+            suite=suite,
+            benchmarks=benchmarks,
+            level=level,
+            replicates=replicates,
+            seed=seed,
+            root=root,
             json_output=json_output,
         )

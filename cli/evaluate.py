@@ -79,12 +79,12 @@ def _planning() -> bool:
 def _option_words(protocol: str | None, benchmarks: str | None, limit: int | None) -> list[str]:
     found = [] if protocol is None else [f"eval.protocol={protocol}"]
     if benchmarks is not None:
-        names = [_benchmark(name) for name in benchmarks.split(",") if name.strip()]
+        names = [benchmark_name(name) for name in benchmarks.split(",") if name.strip()]
         found.append(f"eval.benchmarks=[{','.join(names)}]")
     return found if limit is None else [*found, f"eval.limit={limit}"]
 
 
-def _benchmark(word: str) -> str:
+def benchmark_name(word: str) -> str:
     """The name as in the config: `MBPP+` is mbpp_plus."""
     plain = word.strip().lower().replace("-", "_")
     name = _ALIASES.get(plain, plain)

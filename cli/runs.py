@@ -119,11 +119,18 @@ def _row(info: RunInfo, progress: Progress) -> list[str]:
         info.name,
         method_name(info),
         info.status,
-        "-" if progress.step is None else str(progress.step),
+        _step(info, progress),
         number(progress.reward),
         local_time(info.started),
         _near(info.path),
     ]
+
+
+def _step(info: RunInfo, progress: Progress) -> str:
+    """How far a run is; an evaluation makes no steps, it has marks."""
+    if info.kind == "eval":
+        return f"{info.steps:,} marks" if info.steps else "-"
+    return "-" if progress.step is None else str(progress.step)
 
 
 def _near(path: str) -> str:

@@ -58,7 +58,7 @@ def show(
     root: Path | None,
     json_output: bool,
 ) -> int:
-    """Prints a run, one step of it, or a rollout.
+    """Prints a run, one step of it, a rollout, or the scores of an evaluation.
 
     Raises:
         ConfigError: options that do not go together.
@@ -71,8 +71,10 @@ def show(
     if rollout is not None:
         from racelab.cli.rollout_view import show_rollout
 
+        _refuse_eval(folder, "--rollout")
         return show_rollout(one_run(folder), rollout, html, full, json_output)
     if step is not None:
+        _refuse_eval(folder, "--step")
         groups = step_groups(one_run(folder), step)
         if json_output:
             print_json({"run_id": folder.run_id, "step": step, "groups": groups})
@@ -81,6 +83,9 @@ def show(
         return 0
     if run_info(folder).kind == "sweep":
         _show_sweep(folder, json_output)
+        return 0
+    if run_info(folder).kind == "eval":
+        _show_eval(folder, json_output)
         return 0
     found = describe(folder)
     if json_output:
@@ -92,8 +97,42 @@ def show(
     return 0
 
 
+def _refuse_eval(folder: RunFolder, option: str) -> None:
+    if folder.info().get("kind") == "eval":
+        raise ConfigError(f"{folder.run_id} is an evaluation, it has no steps; leave {option} out")
+
+
+def _show_eval(folder: RunFolder, json_output: bool) -> None:
+    """The scores of an evaluation: those it ended with, else of the examples that are done."""
+    from racelab.analysis.summary import stored_summary, summarise
+    from racelab.cli.eval_view import print_scores
+
+    info = run_info(folder)
+    ended = stored_summary(folder) if info.status == "finished" else None
+    summary = ended or summarise(folder)
+    if json_output:
+        print_json({**info.to_json(), "go_on": _go_on(folder), **summary})
+        return
+    subject = summary["subject"]
+    checkpoint = (
+        f", checkpoint of step {subject['checkpoint']}" if subject.get("checkpoint") is not None else ""
+    )
+    print(f"{info.name}  {info.run_id}")
+    print(f"  status    {info.status}{f' ({info.reason})' if info.reason else ''}")
+    print(f"  evaluates {subject.get('run_id') or subject.get('source')}{checkpoint}")
+    print(f"  started   {local_time(info.started)}, attempts {len(folder.attempts())}")
+    print(f"  folder    {info.path}\n")
+    if summary["scores"]:
+        print_scores(summary)
+    else:
+        print("No example is done yet.")
+    if (go_on := _go_on(folder)) is not None:
+        print(f"\nGo on with: {go_on}")
+
+
 def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
     """The cells of a sweep, as they stand now."""
+    from racelab.cli.eval_view import print_eval_cells
     from racelab.cli.sweep import print_cells
     from racelab.cli.sweep_rlds import comparison, print_comparison
     from racelab.sweeps.record import means
@@ -113,6 +152,9 @@ def _show_sweep(sweep: RunFolder, json_output: bool) -> None:
     if reused:
         print(f"  reused    {', '.join(reused)}: children of another sweep in MLflow")
     print(f"  folder    {info.path}\n")
+    if any("scores" in row for row in rows):
+        print_eval_cells(rows)
+        return
     print_cells(rows, sweep.path.parent)
     compared = comparison(sweep, draw=False)
     if compared is not None:
@@ -151,7 +193,8 @@ def _go_on(run: RunFolder) -> str | None:
     sweep = run.path.parent / str(run.info().get("sweep") or "")
     if run.info().get("sweep") and (sweep / "run.json").is_file():
         return str(RunFolder.open(sweep).info().get("command"))
-    return f"{command()} train --resume {reference(run)}"
+    verb = "eval" if run.info().get("kind") == "eval" else "train"
+    return f"{command()} {verb} --resume {reference(run)}"
 
 
 def step_groups(run: RunFolder, step: int) -> list[dict[str, Any]]:

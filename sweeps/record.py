@@ -63,7 +63,10 @@ _CUT: Final = frozenset({"budget", "interrupted"})
 
 
 def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
-    """A cell as it stands: cell, run_id, label, seed, status, reason, wall_s and its numbers (None: not known)."""
+    """A cell as it stands: cell, run_id, label, seed, status, reason, wall_s and its numbers (None: not known).
+
+    That of an evaluation has `scores` too: benchmark -> score, and `avg` where there is one.
+    """
     info = folder.info()
     status = status or folder.status()
     row: Row = {
@@ -75,8 +78,10 @@ def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
         "reason": "" if status == "finished" else str(info.get("reason") or ""),
         **dict.fromkeys(NAMES),
     }
-    if status == "finished":
-        row |= numbers(_summary(folder))
+    summary = _summary(folder) if status == "finished" else {}
+    row |= numbers(summary)
+    if info.get("kind") == "eval":
+        row["scores"] = scores(summary)
     row["wall_s"] = wall_seconds(folder)
     return row
 
@@ -104,6 +109,14 @@ def numbers(summary: Mapping[str, Any]) -> dict[str, float]:
             if lengths:
                 found[f"{kind}_phase_len"] = sum(lengths) / len(lengths)
     return found
+
+
+def scores(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Benchmark -> score of an evaluation's summary, those that are known; `avg` last."""
+    stored = summary.get("scores")
+    labels = stored if isinstance(stored, Mapping) else {}
+    found = {str(label): _at(labels, (label, "value")) for label in labels} | {"avg": _at(summary, ("avg",))}
+    return {label: value for label, value in found.items() if value is not None}
 
 
 def _at(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
@@ -151,6 +164,8 @@ def last_stamp(path: Path) -> int | None:
 def means(rows: Iterable[Row]) -> dict[str, float]:
     """`<label>/<metric>`: the mean over the finished cells of a label; `_std` (n - 1) where there are several.
 
+    The metrics of an evaluation are its benchmarks and `avg`.
+
     Example: two finished cells of label `full` with reward 0.5 and 0.75 give full/reward = 0.625 and
     full/reward_std = sqrt((1/8)^2 + (1/8)^2) = 0.17678.
     """
@@ -160,13 +175,20 @@ def means(rows: Iterable[Row]) -> dict[str, float]:
             by_label.setdefault(str(row["label"]), []).append(row)
     result: dict[str, float] = {}
     for label, found in by_label.items():
-        for name in NAMES:
-            values = [float(row[name]) for row in found if row[name] is not None]
+        benchmarks = dict.fromkeys(name for row in found for name in row.get("scores") or {})
+        for name in (*NAMES, *benchmarks):
+            values = [value for row in found if (value := _number(row, name)) is not None]
             if values:
                 result[f"{label}/{name}"] = statistics.fmean(values)
             if len(values) > 1:
                 result[f"{label}/{name}_std"] = statistics.stdev(values)
     return result
+
+
+def _number(row: Row, name: str) -> float | None:
+    """A number of a row, or a score of it."""
+    value = row[name] if name in NAMES else (row.get("scores") or {}).get(name)
+    return None if value is None else float(value)
 
 
 ENDED: Final = frozenset({"finished", "failed", "interrupted"})
