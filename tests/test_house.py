@@ -142,20 +142,20 @@ YAML_FILES = [
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_shipped_yaml_takes_part_in_a_config_that_fits_the_schema(path: Path) -> None:
     from racelab.configs.compose import compose
-    from racelab.configs.keys import RACE, RLDS, RLDS_DIR, groups
+    from racelab.configs.keys import FAMILIES, RACE, groups
     from racelab.configs.sources import composed_files
 
-    family = RLDS if path.is_relative_to(RLDS_DIR) else RACE
+    family = next((f for f in FAMILIES if f is not RACE and path.is_relative_to(f.folder)), RACE)
     words = []
     if (
         path.parent.name in family.by_presets
     ):  # what a preset sets for a method, or a file that such files build on
         known = groups((), family)[family.by]
         words = [f"preset={path.parent.name}", f"{family.by}={path.stem if path.stem in known else known[0]}"]
-    elif path.parent not in (RACE.folder, RLDS.folder):
+    elif path.parent != family.folder:
         words = [f"{path.parent.name}={path.stem}"]
-    if family is RLDS and not any(word.startswith("task=") for word in words):
-        words.append("task=frozenlake")
+    if family.mark and not any(word.startswith(f"{family.by}=") for word in words):
+        words.append(family.mark)
     if path.stem == "file":
         words.append("data.path=prompts.jsonl")
     composed = compose(words)

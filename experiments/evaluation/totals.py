@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from racelab.configs.schema_eval import RACE_SUITE, RUBRIC_SUITE
+from racelab.experiments.evaluation.harness.stock import STOCK
 from racelab.experiments.evaluation.preference.judgebench import judgebench_total
 from racelab.experiments.evaluation.preference.rewardbench2 import rewardbench2_total
 from racelab.experiments.evaluation.types import Status
@@ -140,7 +141,9 @@ def metrics_of(totals: Mapping[str, Total], suite: str, average_too: bool = Fals
 
 def metric_name(label: str, protocol: str) -> str:
     """What the score of a label is called."""
-    return _NAMES.get((protocol, label)) or _NAMES.get(("olmo3-adapt", label)) or "score"
+    if protocol == "lm-eval":
+        return STOCK[label].primary if label in STOCK else "score"
+    return _NAMES.get(label, "score")
 
 
 def _by_domain(rows: Sequence[Row]) -> dict[str, float]:
@@ -159,7 +162,7 @@ def _means(rows: Sequence[Row], primary: str) -> dict[str, float]:
             items = value if isinstance(value, list) else [value]
             if all(isinstance(item, int | float) for item in items):
                 values.setdefault(name, []).extend(float(item) for item in items)
-    return {name: fmean(found) for name, found in values.items() if found and name != primary}
+    return {name: fmean(found) for name, found in values.items() if found and name not in (primary, *_COUNTS)}
 
 
 _AUTHORS: Final[Mapping[str, Callable[[Sequence[Row]], dict[str, float]]]] = {
@@ -167,19 +170,21 @@ _AUTHORS: Final[Mapping[str, Callable[[Sequence[Row]], dict[str, float]]]] = {
     "judgebench": judgebench_total,
 }
 """Label -> what its authors define: `avg`, and what it is made of."""
+_COUNTS: Final = ("n", "c")
+"""Details that are counts: a mean of them says nothing (MBPP+: samples, and those that passed)."""
 _MACRO: Final[Mapping[str, tuple[str, ...]]] = {"olmo3-adapt": ("mmlu", "agieval")}
 """Protocol -> labels whose score is a mean over domains. BBH is micro: sum of score times n over sum of n."""
-_NAMES: Final[Mapping[tuple[str, str], str]] = {
-    ("olmo3-adapt", "gsm8k"): "exact_match_flex",
-    ("olmo3-adapt", "mbpp_plus"): "pass_at_1",
-    ("olmo3-adapt", "bbh"): "exact_match",
-    ("olmo3-adapt", "mmlu"): "exact_match",
-    ("olmo3-adapt", "popqa"): "exact_match",
-    ("olmo3-adapt", "gpqa"): "exact_match",
-    ("olmo3-adapt", "zebralogic"): "puzzle_accuracy",
-    ("olmo3-adapt", "agieval"): "exact_match",
-    ("olmo3-adapt", "ifeval"): "prompt_level_loose_acc",
-    ("olmo3-adapt", "ifeval-answer"): "prompt_level_loose_acc",
-    ("olmo3-adapt", "rewardbench2"): "avg",
-    ("olmo3-adapt", "judgebench"): "avg",
+_NAMES: Final[Mapping[str, str]] = {
+    "gsm8k": "exact_match_flex",
+    "mbpp_plus": "pass_at_1",
+    "bbh": "exact_match",
+    "mmlu": "exact_match",
+    "popqa": "exact_match",
+    "gpqa": "exact_match",
+    "zebralogic": "puzzle_accuracy",
+    "agieval": "exact_match",
+    "ifeval": "prompt_level_loose_acc",
+    "ifeval-answer": "prompt_level_loose_acc",
+    "rewardbench2": "avg",
+    "judgebench": "avg",
 }
