@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from racelab.configs.schema import Config
+from racelab.configs.schema import ApiJudgeConfig, Config
 from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_rlds import (
     DeepResearchTask,
@@ -34,7 +34,8 @@ def check_inputs(cells: Sequence[Cell], root: Path, dry_run: bool) -> list[str]:
     Of an RLDS run a dry run checks what `check_task` does.
 
     Returns:
-        What a dry run finds missing that may be there where the sweep is to run: the address and key of the API model.
+        What a dry run finds missing that may be there where the sweep is to run: address and key of the API model or
+        of the judge.
 
     Raises:
         RacelabError: of the first cell whose inputs are not there; the message names it.
@@ -126,14 +127,16 @@ def _check_names(config: ScienceWorldTask) -> None:
 
 
 def _api_lacks(config: Config) -> str:
-    """What the API model of a config needs and this process has not; empty if nothing."""
-    from racelab.experiments.models.api import api_settings, check
+    """What the servers of a config need and this process has not; empty if nothing. None of them is asked."""
+    from racelab.experiments.models.api_settings import api_settings, check, server_settings
     from racelab.experiments.needs import asks_api
 
-    if not asks_api(config):
-        return ""
+    asked = [api_settings(config.api)] if asks_api(config) else []
+    if isinstance(config.judge, ApiJudgeConfig):
+        asked.append(server_settings(config.judge, "judge"))
     try:
-        check(replace(api_settings(config.api), cache_dir=None))
+        for settings in asked:
+            check(replace(settings, cache_dir=None))
     except RacelabError as error:
         return str(error)
     return ""

@@ -91,3 +91,11 @@ def test_what_is_there_or_elsewhere_is_taken(tmp_path: Path, monkeypatch: pytest
         (DEEP, "preset=paper"),
     ):
         check_task(config(*words))
+
+
+def test_a_dry_run_says_what_servers_lack_and_asks_none(tmp_path: Path) -> None:
+    words = ("judge=api", "tracking=none", "judge.model=j")
+    there = make_cells([Spec("a", 3, (*words, "judge.base_url=http://127.0.0.1:9/v1"))])
+    assert check_inputs(there, tmp_path, dry_run=True) == []
+    (line,) = check_inputs(make_cells([Spec("mine", 3, words)]), tmp_path, dry_run=True)
+    assert line.startswith("cell mine: judge.base_url is empty")

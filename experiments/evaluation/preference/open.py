@@ -4,7 +4,8 @@
 any other model of this machine the packaged one, so that models are compared under the same judge.
 
 The likelihood judge needs scales. A run's own, measured before its first step, are taken if its judge was the one that
-is asked for now; otherwise they are measured as a training run of the packaged preset with seed 0 does.
+is asked for now; otherwise they are measured as a training run of the packaged preset with seed 0 does. A judge of this
+process computes in the number type of that training.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def open_judge(config: EvalRunConfig, found: Found, inputs: JudgeInputs, note: N
         return build_judge("api", chat=ApiModel(inputs.server), settings=replace(settings, strict=True))
     folder = inputs.folder or inputs.policy
     assert folder is not None
-    model = _open(config, folder)
+    model = _open(config, found, folder)
     judge = build_judge(
         config.judge.kind,
         model=model,
@@ -228,7 +229,7 @@ def open_judge(config: EvalRunConfig, found: Found, inputs: JudgeInputs, note: N
     note("measuring the judge's scales on samples of the untrained policy")
     assert inputs.policy is not None
     policy = inputs.policy
-    return _scaled(judge, config, None, lambda: model if policy == folder else _open(config, policy))
+    return _scaled(judge, config, None, lambda: model if policy == folder else _open(config, found, policy))
 
 
 def stored_scales(config: EvalRunConfig, found: Found, judge: Judge) -> Mapping[str, Any] | None:
@@ -283,13 +284,18 @@ def _never() -> Any:
     raise AssertionError("stored scales need no samples")
 
 
-def _open(config: EvalRunConfig, folder: Path) -> LanguageModel:
+def _open(config: EvalRunConfig, found: Found, folder: Path) -> LanguageModel:
+    """A frozen model in the number type that judges are trained with: the scales and the draws depend on it."""
     from racelab.experiments.backends.local.model import open_language_model
     from racelab.experiments.needs import torch_device
 
-    s = config.subject
-    device = torch_device(s.device)
-    return open_language_model(folder, role="frozen", compute_dtype=s.compute_dtype, device=device)
+    training = training_config(found) or compose(()).race
+    return open_language_model(
+        folder,
+        role="frozen",
+        compute_dtype=training.model.compute_dtype,
+        device=torch_device(config.subject.device),
+    )
 
 
 def _encoder(config: EvalRunConfig, folder: Path) -> Encoder:
