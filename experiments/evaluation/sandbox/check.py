@@ -85,4 +85,6 @@ def _probe(means: Means) -> str:
         result = execute(program, Limits(timeout_s=60.0), means)
     if result.passed:
         return ""
-    return f"a program of our own {result.outcome}: {(result.stderr.strip().splitlines() or ['no words'])[-1]}"
+    return (
+        f"a program of our own {result.outcome}: {(result.stderr.strip().splitlines() or ['no words'])[-1]}"
+    )

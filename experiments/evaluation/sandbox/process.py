@@ -215,12 +215,15 @@ def _result(heard: _Heard, limits: Limits, seconds: float) -> CodeResult:
     if "refused" in lines:
         raise RefusedError(" ".join(lines["refused"]))
     if "started" not in lines:
-        reason = stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise SandboxError(f"sandbox: {sys.executable} did not start the program: {reason[0]}")
+        last = stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise SandboxError(f"sandbox: {sys.executable} did not start the program: {last[0]}")
     if "ended" not in lines:  # killed from outside, for want of memory, say
         return CodeResult(False, "killed", stdout, stderr, None, seconds)
-    status, reason, reached = int(lines["ended"][0]), lines["ended"][1], lines["ended"][2] == "1"
-    code = os.WEXITSTATUS(status) if status >= 0 and os.WIFEXITED(status) and reason in ("-", "memory") else None
+    facts = lines["ended"]
+    status, reason, reached = int(facts[0]), facts[1], facts[2] == "1"
+    code = (
+        os.WEXITSTATUS(status) if status >= 0 and os.WIFEXITED(status) and reason in ("-", "memory") else None
+    )
     outcome = _outcome(status, reason, code, reached)
     return CodeResult(outcome == "passed", outcome, stdout, stderr, code, seconds)
 

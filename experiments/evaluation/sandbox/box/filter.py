@@ -143,7 +143,7 @@ SIGNALS: dict[str, tuple[int | None, int | None]] = {
 }
 TRUNCATE: dict[str, tuple[int | None, int | None]] = {"truncate": (76, 45)}
 _SELF_ONLY = ((302, 261), (144, 119), (142, 118), (314, 274), (203, 122))
-"""prlimit64, sched_setscheduler, sched_setparam, sched_setattr, sched_setaffinity: their first argument is a process."""
+"""prlimit64, sched_setscheduler, sched_setparam, sched_setattr, sched_setaffinity: first argument is a process."""
 _CLONE, _CLONE3, _SOCKETPAIR = (56, 220), (435, 435), (53, 199)
 _KILL_CALL, _TGKILL, _IOCTL, _FCNTL = (62, 129), (234, 131), (16, 29), (72, 25)
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -175,7 +175,12 @@ def build(machine: str, alone: bool, signals: bool, truncates: bool, process: in
         refused |= ALONE
         refused |= {} if signals else SIGNALS
         refused |= {} if truncates else TRUNCATE
-    steps: list[Step] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NR)]
+    steps: list[Step] = [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 1, 0, arch),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NR),
+    ]
     steps += [(_AT_LEAST, 0, 1, _NEWEST + 1), _refuse(errno.ENOSYS)]
     steps += _when(_CLONE3[column], [_refuse(errno.ENOSYS)])
     for numbers in refused.values():

@@ -1,8 +1,9 @@
-"""The first process of a run: takes the job, leaves what it can of the machine behind, and supervises or has done so."""
+"""The first process of a run: takes the job, leaves the machine behind as far as it can, and has the run supervised."""
 
 from __future__ import annotations
 
 import os
+import select
 import sys
 from typing import NoReturn
 
@@ -22,7 +23,9 @@ def main(job: Job) -> NoReturn:
     for name in list(os.environ):
         del os.environ[name]
     for name in _ONE_THREAD:
-        os.putenv(name, "1")  # not in os.environ: numpy asks C for it, and a thread per core would pass the limits
+        os.putenv(
+            name, "1"
+        )  # not in os.environ: numpy asks C for it, and a thread per core would pass the limits
     sys.path += [path for path in job["packages"] if path not in sys.path]
     try:
         if job["means"] == "namespaces":
@@ -31,7 +34,20 @@ def main(job: Job) -> NoReturn:
             _alone(job, report, watch)
     except (linux.Unavailable, OSError) as error:
         report.send("refused", error)
+    _tidy(watch, job["folder"])
     os._exit(0)
+
+
+def _tidy(watch: int, folder: str) -> None:
+    """Removes the folder if the parent is gone, who else does."""
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    if not poll.poll(0):
+        return
+    try:
+        os.rmdir(folder)
+    except OSError:
+        os.execv("/bin/sh", ["sh", "-c", 'chmod -R u+rwx -- "$0"; rm -rf -- "$0"', folder])
 
 
 def _in_namespaces(job: Job, report: Report, watch: int) -> None:

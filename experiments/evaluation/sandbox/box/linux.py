@@ -53,7 +53,7 @@ def syscall(what: str, number: int, *args: object) -> int:
 
 
 def prctl(what: str, option: int, first: int = 0, second: int = 0) -> int:
-    """prctl(2).
+    """An operation on this process, as the manual of prctl has it.
 
     Raises:
         Unavailable: it failed.
@@ -63,7 +63,7 @@ def prctl(what: str, option: int, first: int = 0, second: int = 0) -> int:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2).
+    """Leaves namespaces for new ones.
 
     Raises:
         Unavailable: the kernel, a container or a security module forbids it.
@@ -72,7 +72,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """mount(2).
+    """Mounts, binds or changes a mount.
 
     Raises:
         Unavailable: it failed.

@@ -9,7 +9,7 @@ from racelab.experiments.evaluation.sandbox.box.places import DEVICES, to_read
 
 BOX = "/box"
 """The folder that the program works in, seen from inside."""
-_FRESH = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+_FRESH = linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 _KEPT = {
     os.ST_NOEXEC: linux.MS_NOEXEC,
     os.ST_NOATIME: linux.MS_NOATIME,
@@ -19,7 +19,7 @@ _KEPT = {
 
 
 def enter(as_root: bool) -> None:
-    """Leaves the user's namespaces; the next child is process 1 of a new one.
+    """Leaves the user's namespaces but for the mounts (see `build`); the next child is process 1 of a new one.
 
     Args:
         as_root: with root's own right. An ordinary user first needs a user namespace, and is itself inside it (root
@@ -55,6 +55,7 @@ def build(folder: str, python: list[str], owner: int, box_bytes: int) -> None:
     Raises:
         Unavailable: a mount is not allowed here.
     """
+    linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     guarded = linux.MS_NOSUID | linux.MS_NODEV
     linux.mount("tmpfs", folder, "tmpfs", guarded, "mode=0755,size=4m,nr_inodes=4096")

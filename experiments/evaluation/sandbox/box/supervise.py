@@ -282,11 +282,11 @@ def _end_all(group: int, user: int | None) -> tuple[int, float] | None:
                 os.kill(-1, linux.SIGKILL)
             finally:
                 os._exit(0)
+    found = None
     try:
         os.killpg(group, linux.SIGKILL)
     except OSError:
-        pass
-    found = None
+        found = None  # all gone
     while True:
         try:
             who, status, usage = os.wait4(-1, 0)
