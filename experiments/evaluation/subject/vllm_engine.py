@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ from racelab.experiments.rng import derived_seed
 
 _CHUNK = 8  # batches handed over at a time: enough to keep vLLM busy, and answers are recorded between two
 _SEEDS = 2**31
+_QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # where the caller has not said
+_MEMORY = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's own: GiB for keys and values
+_KV_BYTES = 4 << 30  # told nothing, it asks for nearly all of the machine's memory
 
 
 class VllmSubject:
@@ -91,7 +95,14 @@ class VllmSubject:
             return {}
         params = [self._params(asks[i], len(prompts[i]), i, purpose) for i in fits]
         ids = [{"prompt_token_ids": prompts[i]} for i in fits]
-        return dict(zip(fits, self._llm.generate(ids, params, use_tqdm=False), strict=True))
+        try:
+            outputs = self._llm.generate(ids, params, use_tqdm=False)
+        except Exception as error:  # its processes end in many ways
+            raise ModelError(
+                f"vLLM broke down while it answered {purpose} ({_one_line(error)}); vLLM's own lines above say why; "
+                "mend that and resume the evaluation, or start a new one with subject.engine=auto"
+            ) from error
+        return dict(zip(fits, outputs, strict=True))
 
     def _params(self, ask: Ask, n_prompt: int, index: int, purpose: str) -> Any:
         return self._sampling(
@@ -128,8 +139,11 @@ def open_vllm(folder: Path, subject: SubjectConfig, seed: int) -> tuple[Any, Cal
         ConfigError: this vLLM runs on another kind of device than `subject.device`.
         ModelError: vLLM cannot run the model, or not with that window.
     """
-    import vllm
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     from vllm.platforms import current_platform
+
+    import vllm
 
     kind = str(current_platform.device_type)
     if subject.device not in ("auto", kind):
@@ -142,17 +156,28 @@ def open_vllm(folder: Path, subject: SubjectConfig, seed: int) -> tuple[Any, Cal
             dtype=subject.compute_dtype,
             max_model_len=subject.max_length,
             seed=derived_seed(seed, "eval:vllm") % _SEEDS,
+            **(_on_cpu() if kind == "cpu" else {}),
         )
     except (ValueError, RuntimeError, OSError, NotImplementedError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"vLLM cannot open {folder}: {why[:300]}; lower subject.max_length if it is short of memory, or set "
+            f"vLLM cannot open {folder}: {_one_line(error)}; vLLM's own lines above say why. If it is short of memory, "
+            f"lower subject.max_length{f' or set {_MEMORY} (GiB)' if kind == 'cpu' else ''}; else set "
             "subject.engine=auto"
         ) from error
     return llm, vllm.SamplingParams
+
+
+def _on_cpu() -> dict[str, Any]:
+    """What vLLM is told on a CPU: its memory, and not to compile, which takes a C++ compiler and minutes."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process fewer to start
+    return {"enforce_eager": True, **({} if _MEMORY in os.environ else {"kv_cache_memory_bytes": _KV_BYTES})}
 
 
 def _answer(output: Any) -> Answer:
     """One of vLLM's completions; a stop string is not part of its text."""
     finished = output.finish_reason == "stop"
     return Answer(str(output.text), finished, n_tokens=len(output.token_ids))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

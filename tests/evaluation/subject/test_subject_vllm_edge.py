@@ -65,6 +65,15 @@ def test_without_a_template_the_turns_are_plain_text() -> None:
     assert llm.prompts == ["s\n\nq\n\n"]
 
 
+def test_an_engine_that_breaks_down_is_one_line() -> None:
+    class Dead(FakeLLM):
+        def generate(self, *args: Any, **more: Any) -> list[Any]:
+            raise Exception("EngineCore encountered\nan issue.")
+
+    with pytest.raises(ModelError, match=r"while it answered gsm8k \(EngineCore encountered an issue\.\)"):
+        list(subject(Dead()).answers([Ask("q")], [0], "gsm8k"))
+
+
 def test_closing_ends_the_engine() -> None:
     llm = FakeLLM()
     one = subject(llm)
@@ -74,7 +83,9 @@ def test_closing_ends_the_engine() -> None:
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, llm: Any) -> None:
-    """A module `vllm` of a CPU build."""
+    """A module `vllm` of a CPU build; what is set in the environment is set back."""
+    for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "1")
     vllm, platforms = ModuleType("vllm"), ModuleType("vllm.platforms")
     monkeypatch.setattr(vllm, "LLM", llm, raising=False)
     monkeypatch.setattr(vllm, "SamplingParams", FakeParams, raising=False)
@@ -90,7 +101,13 @@ def test_vllm_is_opened_as_the_config_says(monkeypatch: pytest.MonkeyPatch, tmp_
     _, sampling = open_vllm(tmp_path, how, 7)
     assert sampling is FakeParams
     assert 0 <= given.pop("seed") < 2**31
+    assert given.pop("kv_cache_memory_bytes") == 4 * 2**30
+    assert given.pop("enforce_eager") is True
     assert given == {"model": str(tmp_path), "dtype": "bfloat16", "max_model_len": 512}
+    given.clear()
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    open_vllm(tmp_path, how, 7)
+    assert "kv_cache_memory_bytes" not in given
     cuda = evaluation(tmp_path, subject__device="cuda").subject
     with pytest.raises(ConfigError, match=r"subject\.device=cuda: the installed vLLM runs on cpu"):
         open_vllm(tmp_path, cuda, 7)
@@ -102,6 +119,6 @@ def test_what_vllm_cannot_open_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
 
     _install(monkeypatch, refuses)
     with pytest.raises(
-        ModelError, match=r"\(131072\) is larger than the KV cache; lower subject\.max_length"
+        ModelError, match=r"\(131072\) is larger than the KV cache; .* lower subject\.max_length"
     ):
         open_vllm(tmp_path, evaluation(tmp_path).subject, 7)
