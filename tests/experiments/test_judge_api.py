@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from racelab.experiments.models.configured import find_judge, judge_settings
 from racelab.experiments.models.judge import build_judge, redrawn
 from racelab.experiments.models.judge_api import ApiJudge, ApiJudgeSettings
 from racelab.experiments.models.judge_prompted import JsonJudge, JsonSettings
+from racelab.experiments.needs import redundancy_chat
 from racelab.experiments.ports import Judge
 from racelab.experiments.types import Criterion, JudgeItem, Prompt, Rubric, Sample
 
@@ -156,3 +158,15 @@ def test_a_judge_without_a_server_says_which_key():
     config = compose(["judge=api", "judge.base_url=http://127.0.0.1:9/v1", "judge.model=j"]).race
     with pytest.raises(UnreachableError, match=r"judge\.base_url"):
         find_judge(config.judge)
+
+
+def test_the_probe_may_ask_the_judge_behind_the_server():
+    chat = ScriptedChat(by_answer)
+    config = compose(["judge=api", "probe.redundancy=judge"]).race
+    parts = SimpleNamespace(judge=ApiJudge(chat), judge_model=None)
+    assert redundancy_chat(parts, config) is chat
+
+
+def test_rlcer_cannot_ask_it_for_lists():
+    with pytest.raises(ConfigError, match="judge=api does not give"):
+        compose(["method=rlcer", "judge=api", "method.verifier=list"])
