@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from racelab.analysis.stats import FloatArray, Interval, holm
 from racelab.analysis.units import Shares, shares
 from racelab.configs.schema_eval import RACE_SUITE, RUBRIC_SUITE
 from racelab.experiments.errors import DataError
-from racelab.experiments.evaluation.totals import Row, metric_name
+from racelab.experiments.evaluation.totals import Row, metric_name, total
 
 Runs = Mapping[str, Sequence[Row]]
 """One side: seed -> the rows of its evaluation."""
@@ -125,7 +126,7 @@ def score_interval(
     if found is None:
         return None
     draws = resampled(found.strata, None, rng, replicates)
-    return interval(float(found.values[0]), draws, level, len(scored))
+    return interval(total(label, scored, protocol).value, draws, level, len(scored))
 
 
 def compare(
@@ -190,6 +191,8 @@ class _Pairs:
 
     label: str
     metric: str
+    value_a: float
+    value_b: float
     a: Shares
     b: Shares
     scores_a: FloatArray
@@ -214,16 +217,15 @@ class _Pairs:
     def compared(
         self, draws: FloatArray, weights: FloatArray | None, rng: np.random.Generator, level: float
     ) -> Compared:
-        value_a, value_b = float(self.a.values.mean()), float(self.b.values.mean())
         apart = self.scores_a.mean(axis=0) - self.scores_b.mean(axis=0)
         n, wins, losses = apart.size, int((apart > ALIKE).sum()), int((apart < -ALIKE).sum())
-        value = math.fsum(self.differences)
+        value = self.value_a - self.value_b
         value = 0.0 if abs(value) < ALIKE else value
         return Compared(
             label=self.label,
             metric=self.metric,
-            value_a=value_a,
-            value_b=value_b,
+            value_a=self.value_a,
+            value_b=self.value_b,
             difference=interval(value, draws, level, n),
             p=sign_flip_p(self.differences, rng) if weights is None else centred_p(value, draws),
             p_holm=None,
@@ -280,8 +282,17 @@ def _paired(label: str, protocol: str, a: Runs, b: Runs) -> _Pairs:
     if share_a is None or share_b is None:
         raise DataError(f"{label}: its examples make no score (a pair of Ties is incomplete); raise --limit")
     scores_a, scores_b = (np.array([[row.score for row in rows] for rows in side]) for side in listed)
+    value_a, value_b = (fmean(total(label, rows, protocol).value for rows in side) for side in listed)
     return _Pairs(
-        label, metric_name(label, protocol), share_a, share_b, scores_a, scores_b, len(every[0]) - len(kept)
+        label=label,
+        metric=metric_name(label, protocol),
+        value_a=value_a,
+        value_b=value_b,
+        a=share_a,
+        b=share_b,
+        scores_a=scores_a,
+        scores_b=scores_b,
+        lost=len(every[0]) - len(kept),
     )
 
 
