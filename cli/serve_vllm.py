@@ -66,7 +66,7 @@ def find(executable: str | None) -> Vllm | None:
     """
     named = executable or os.environ.get(VARIABLE, "")
     if named:
-        path = shutil.which(Path(named).expanduser())
+        path = shutil.which(str(Path(named).expanduser()))
         if path is None:
             raise ConfigError(
                 f"{'--vllm' if executable else VARIABLE} {named}: cannot be run; name vllm's executable"
