@@ -10,7 +10,8 @@ from contextlib import closing
 from typing import get_args
 
 from racelab.experiments.errors import ConfigError
-from racelab.experiments.evaluation.sandbox.process import RefusedError, execute
+from racelab.experiments.evaluation.sandbox.box.linux import spare_user
+from racelab.experiments.evaluation.sandbox.process import execute
 from racelab.experiments.evaluation.sandbox.types import Limits, Means, SandboxError, SandboxKind
 
 _lock = threading.Lock()
@@ -51,26 +52,25 @@ def check_sandbox() -> SandboxKind:
     with _lock:
         user = os.geteuid()
         if user not in _known:
-            _known[user] = _find(user == 0)
+            _known[user] = _find(user == 0 and spare_user() is not None)
         return _known[user]
 
 
-def _find(root: bool) -> SandboxKind:
+def _find(own_user: bool) -> SandboxKind:
     refusals = []
     for means in get_args(Means):
         try:
             left = _probe(means)
-        except RefusedError as error:
-            left = str(error)
         except SandboxError as error:
             left = str(error)
         if not left:
-            return SandboxKind(means, root)
+            return SandboxKind(means, own_user)
         refusals.append(f"{means}: {left}")
     raise ConfigError(
         f"model-written code cannot be confined on this machine, so it is not run ({'; '.join(refusals)}); allow "
         "user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0), or use a "
-        "kernel with Landlock (5.13 or newer, lsm=landlock), or leave mbpp_plus out of eval.benchmarks"
+        "kernel with Landlock (5.13 or newer, lsm=landlock), or run as an ordinary user, or leave mbpp_plus out of "
+        "eval.benchmarks"
     )
 
 

@@ -30,9 +30,11 @@ class Account:
     python: str
     folder: Path
     user: int
+    before: tuple[str, ...] = ()
 
     def run(self, means: str, case: str, denied: str = "-") -> None:
         command = [
+            *self.before,
             self.python,
             "-s",
             "-E",
@@ -61,7 +63,7 @@ class Account:
 def world_readable() -> Iterator[tuple[str, Path]]:
     """An interpreter that any user can run, and a folder with the sandbox and the attacks to import from.
 
-    A checkout or an interpreter below /root is copied.
+    A checkout or an interpreter below the home of root is copied.
     """
     place = Path(tempfile.mkdtemp(prefix="racelab-sandbox-tests-", dir="/tmp"))
     place.chmod(0o755)
@@ -159,3 +161,19 @@ def test_attack_in_namespaces_without_filter(account: Account, case: str) -> Non
 )
 def test_machine_that_lacks_something(account: Account, denied: str, case: str, means: str) -> None:
     account.run(means, case, denied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["chosen", "plain_programs", "number_of_processes", "deletion", "more_rights"]
+)
+def test_root_that_is_the_only_user_of_its_namespace(world_readable: tuple[str, Path], case: str) -> None:
+    """As in some containers of clusters: root by name, with the rights of an ordinary user."""
+    ordinary = Account(*world_readable, ORDINARY)
+    ordinary.run("namespaces", "huge_file")  # skips where there are none
+    account = Account(*world_readable, ORDINARY, ("unshare", "-Ur"))
+    account.run("namespaces", case)
+
+
+def test_no_program_is_no_work() -> None:
+    assert sandbox.run_many([]) == []

@@ -118,7 +118,7 @@ def _open_python() -> dict[str, int]:
 
 
 def _reach_through(opened: dict[str, int]) -> None:
-    """Lets a user who may not walk to the interpreter (`/root/...`) import through folders that are open already."""
+    """Lets a user who may not walk to the interpreter, below root's home, import through folders that are open."""
     moved = {}
     for path, place in opened.items():
         if os.access(path, os.R_OK | os.X_OK):

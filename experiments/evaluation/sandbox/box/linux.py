@@ -117,8 +117,7 @@ def drop_capabilities(user: int | None) -> None:
     """Gives up every capability, for this process and all that it starts; root becomes `user` meanwhile.
 
     Raises:
-        Unavailable: it failed.
-        OSError: the user cannot be taken.
+        Unavailable: it failed, or the user cannot be taken.
     """
     capability = 0
     while libc.prctl(ctypes.c_int(_PR_CAPBSET_DROP), ctypes.c_ulong(capability), 0, 0, 0) == 0:
@@ -131,10 +130,17 @@ def drop_capabilities(user: int | None) -> None:
 
 
 def become(user: int) -> None:
-    """Takes a user id and the group of the same number, and keeps no other group."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    """Takes a user id and the group of the same number, and keeps no other group.
+
+    Raises:
+        Unavailable: root may not (a container can forbid it).
+    """
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    except OSError as error:
+        raise Unavailable(f"root may not become user {user}: {error.strerror}") from None
 
 
 def spare_user() -> int | None:
