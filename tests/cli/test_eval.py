@@ -1,0 +1,344 @@
+"""`racelab eval` through the real command line: a scripted server with known right and wrong answers, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from racelab.experiments.runfolder import RunFolder
+from racelab.experiments.tracking.spool import read_spool
+
+from ..experiments.api_server import ApiServer, Behaviour, ok, status, truncated
+from ..experiments.tiny_run import overrides, write_tiny_model
+from .conftest import Result
+
+Call = Callable[..., Result]
+QUIET = ("tracking=none",)
+SUMS = [("two plus two", 4), ("three plus three", 6), ("five plus six", 11), ("nine plus one", 10)]
+"""(words of the question, gold)."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def write(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def gsm8k(folder: Path, sums: Sequence[tuple[str, int]] = SUMS) -> Path:
+    return write(
+        folder / "gsm8k.jsonl", [{"question": f"What is {q}?", "answer": f"Easy.\n#### {n}"} for q, n in sums]
+    )
+
+
+def served(script: Callable[[str], Behaviour | None]) -> ApiServer:
+    return ApiServer(script, models={"scripted": {}})
+
+
+def boxed(n: object) -> Behaviour:
+    return ok(f"I add.\nTherefore, the final answer is $\\boxed{{{n}}}$.")
+
+
+def rows(run: RunFolder, table: str = "eval_examples") -> list[dict[str, Any]]:
+    """All rows of a table, without what tells attempts apart, in the order of the examples."""
+    found = [row for r in read_spool(run) if r["kind"] == "rows" and r["table"] == table for row in r["rows"]]
+    return sorted(found, key=lambda row: (row["benchmark"], row["example_id"], row.get("idx", 0)))
+
+
+def runs(root: Path, kind: str = "eval") -> list[RunFolder]:
+    found = [
+        RunFolder.open(path.parent) for path in sorted(root.glob("*/run.json")) if path.parent.name[0] != "."
+    ]
+    return [run for run in found if run.info()["kind"] == kind]
+
+
+def test_a_scripted_model_with_known_right_and_wrong_answers_gets_the_exact_scores(
+    call: Call, home: Path
+) -> None:
+    """GSM8K: 2 of 4 right, one wrong, one without an answer. BBH: 1 of 2 and 1 of 1, micro 2/3. MMLU: 1 of 2 and 1 of 1,
+    macro 3/4. AGIEval: 0 of 1 and 1 of 1, macro 1/2."""
+    bbh = [
+        {"task": "boolean_expressions", "input": "not True is", "target": "False"},
+        {"task": "boolean_expressions", "input": "not False is", "target": "True"},
+        {"task": "object_counting", "input": "I have a drum and a flute. How many?", "target": "2"},
+    ]
+    mmlu = [
+        {
+            "subject": "anatomy",
+            "question": "Where is the femur?",
+            "choices": ["leg", "arm", "head", "ear"],
+            "answer": 0,
+        },
+        {
+            "subject": "anatomy",
+            "question": "Where is the ulna?",
+            "choices": ["leg", "arm", "head", "ear"],
+            "answer": 1,
+        },
+        {
+            "subject": "marketing",
+            "question": "What is a brand?",
+            "choices": ["a", "b", "c", "name"],
+            "answer": 3,
+        },
+    ]
+    agieval = [
+        {"task": "sat-math", "passage": "", "question": "Half of ten?", "options": ["(A)5", "(B)6"], "label": "A"},
+        {"task": "sat-en", "passage": "Rain.", "question": "What falls?", "options": ["(A)snow", "(B)rain"], "label": "B"},
+    ]  # fmt: skip
+
+    def script(prompt: str) -> Behaviour | None:
+        answers = {
+            "two plus two": boxed(4),
+            "three plus three": boxed(6),
+            "five plus six": boxed(12),
+            "nine plus one": ok("I would rather not say."),
+            "not True is": ok("So the answer is False."),
+            "not False is": ok("So the answer is False."),
+            "a drum and a flute": ok("So the answer is 2."),
+            "femur": ok("Therefore, the answer is: A"),
+            "ulna": ok("Therefore, the answer is: D"),
+            "brand": ok("Therefore, the answer is: D"),
+            "Half of ten": ok("Therefore, the answer is (B)"),
+            "What falls": ok("Therefore, the answer is (B)"),
+        }
+        return next((reply for words, reply in answers.items() if words in prompt), None)
+
+    files = {"bbh": bbh, "mmlu": mmlu, "agieval": agieval}
+    paths = {name: write(home / f"{name}.jsonl", records) for name, records in files.items()}
+    data = [f"eval.data.{name}={path}" for name, path in {**paths, "gsm8k": gsm8k(home)}.items()]
+    with served(script) as server:
+        done = call("eval", server.url, "--benchmarks", "gsm8k,bbh,mmlu,agieval", *data, *QUIET, "--json")
+    assert done.code == 0, done.err
+    scores = {name: s["value"] for name, s in done.json()["scores"].items()}
+    assert scores == pytest.approx({"gsm8k": 0.5, "bbh": 2 / 3, "mmlu": 0.75, "agieval": 0.5})
+    assert done.json()["scores"]["gsm8k"]["unparsed"] == 1
+    assert done.json()["avg"] is None  # the suite's average is over its eight
+    (run,) = runs(home / "runs")
+    assert [row["score"] for row in rows(run) if row["benchmark"] == "gsm8k"] == [1.0, 1.0, 0.0, 0.0]
+    texts = {row["text"] for row in rows(run, "eval_answers")}
+    assert "I would rather not say." in texts
+    shown = call("show", run.run_id)
+    assert shown.code == 0
+    assert "gsm8k" in shown.out and "50.0" in shown.out
+
+
+def test_a_thinking_model_is_scored_behind_its_thought_where_the_protocol_has_it_so(
+    call: Call, home: Path
+) -> None:
+    thought = (
+        "<think>The final answer is 5? No, \\boxed{6}.</think>Therefore, the final answer is $\\boxed{4}$."
+    )
+    with served(lambda prompt: ok(thought)) as server:
+        words = [
+            "eval",
+            server.url,
+            "--benchmarks",
+            "gsm8k",
+            f"eval.data.gsm8k={gsm8k(home, SUMS[:1])}",
+            *QUIET,
+            "--json",
+        ]
+        assert call(*words).json()["scores"]["gsm8k"]["value"] == 1.0
+
+
+def test_what_no_server_answered_is_lost_not_wrong_and_asked_again(call: Call, home: Path) -> None:
+    """One question of four fails: exit code 4, three examples have a score; on going on only that one is asked."""
+    broken = True
+
+    def script(prompt: str) -> Behaviour | None:
+        if "five plus six" in prompt and broken:
+            return status(500)
+        return next((boxed(n) for words, n in SUMS if words in prompt), ok("yes"))
+
+    options = ["server.max_retries=0", "server.cache=false", *QUIET]
+    with served(script) as server:
+        words = [
+            "eval",
+            server.url,
+            "--benchmarks",
+            "gsm8k",
+            f"eval.data.gsm8k={gsm8k(home)}",
+            *options,
+            "--json",
+        ]
+        first = call(*words)
+        assert first.code == 4, first.err
+        assert (first.json()["scores"]["gsm8k"]["n"], first.json()["scores"]["gsm8k"]["lost"]) == (3, 1)
+        assert first.json()["scores"]["gsm8k"]["value"] == 1.0
+        (run,) = runs(home / "runs")
+        assert (run.status(), "got no answer" in run.info()["reason"]) == ("failed", True)
+        broken = False
+        before = len(server.requests)
+        second = call("resume", run.run_id, "--json")
+        asked = [r.prompt for r in server.requests[before:] if "plus" in r.prompt]
+    assert second.code == 0, second.err
+    assert ["five plus six" in prompt for prompt in asked] == [True]
+    assert run.status() == "finished"
+    scores = second.json()["scores"]["gsm8k"]
+    assert (scores["value"], scores["n"], scores["lost"]) == (1.0, 4, 0)
+
+
+def test_a_cut_answer_is_kept_as_cut(call: Call, home: Path) -> None:
+    with served(lambda prompt: truncated("Therefore, the final ans")) as server:
+        words = [
+            "eval",
+            server.url,
+            "--benchmarks",
+            "gsm8k",
+            f"eval.data.gsm8k={gsm8k(home, SUMS[:1])}",
+            *QUIET,
+        ]
+        assert call(*words).code == 0
+    (run,) = runs(home / "runs")
+    assert [row["finished"] for row in rows(run, "eval_answers")] == [False]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "--suite", "race"], "nothing to evaluate"),
+        (["eval", "embeded"], "did you mean embedded?"),
+        (["eval", "embedded", "--benchmarks", "gsm9k"], "did you mean gsm8k?"),
+        (
+            ["eval", "embedded", "--suite", "rubric", "--benchmarks", "gsm8k"],
+            "does not belong to --suite rubric",
+        ),
+        (["eval", "embedded", "--protocol", "lm-eval", "eval.thinking=strip"], "are olmo3-adapt's"),
+        (["eval", "embedded", "--benchmarks", "gsm8k", "eval.data.gsm8k=nowhere.jsonl"], "eval.data.gsm8k"),
+        (["eval", "embedded", "--benchmarks", "gsm8k", "subject.checkpoint=3"], "subject.checkpoint"),
+        (["eval", "embedded", "--benchmarks", "gsm8k", "eval.limit=0"], "eval.limit"),
+        (["eval", "latest", "--resume", "x"], "leave latest out"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_made(
+    call: Call, home: Path, words: list[str], said: str
+) -> None:
+    done = call(*words)
+    assert done.code == 2
+    assert said in done.err
+    assert not (home / "runs").exists()
+
+
+def test_a_server_that_is_not_there_is_code_4_and_leaves_no_run(call: Call, home: Path) -> None:
+    done = call("eval", "http://127.0.0.1:9/v1", "--benchmarks", "gsm8k", f"eval.data.gsm8k={gsm8k(home)}")
+    assert done.code == 4, done.err
+    assert not runs(home / "runs")
+
+
+@pytest.mark.slow
+def test_seeds_are_cells_and_the_same_command_finds_them_done(call: Call, home: Path) -> None:
+    with served(lambda prompt: next((boxed(n) for words, n in SUMS if words in prompt), ok("yes"))) as server:
+        words = [
+            "eval",
+            server.url,
+            "--benchmarks",
+            "gsm8k",
+            f"eval.data.gsm8k={gsm8k(home)}",
+            "--seeds",
+            "0,1",
+            *QUIET,
+        ]
+        plan = call(*words, "--dry-run", "--json")
+        assert [row["status"] for row in plan.json()] == ["new", "new"]
+        done = call(*words, "--json")
+        assert done.code == 0, done.err
+        assert [cell["status"] for cell in done.json()["cells"]] == ["finished", "finished"]
+        assert [cell["scores"]["gsm8k"] for cell in done.json()["cells"]] == [1.0, 1.0]
+        before = len(server.requests)
+        again = call(*words)
+        assert again.code == 0, again.err
+        assert "gsm8k" in again.out
+        assert not [r for r in server.requests[before:] if "plus" in r.prompt]
+    assert [run.info()["seed"] for run in runs(home / "runs")] == [0, 1]
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_killed_goes_on_and_ends_with_the_same_table(
+    model: Path, tmp_path: Path
+) -> None:
+    """SIGKILL after a third of the examples; ids, texts and scores equal those of one that was not stopped."""
+    data = gsm8k(tmp_path, [(f"{a} plus {b}", a + b) for a in range(10) for b in range(6)])
+    words = [
+        "eval", str(model), "--benchmarks", "gsm8k", f"eval.data.gsm8k={data}", "eval.max_tokens=24", "eval.batch=4",
+        "subject.compute_dtype=float32", *QUIET,
+    ]  # fmt: skip
+
+    def start(home: Path, *more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "racelab.cli.main", *more],
+            env={**os.environ, "RACELAB_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    whole = start(tmp_path / "whole", *words)
+    _, err = whole.communicate(timeout=300)
+    assert whole.returncode == 0, err
+
+    killed = start(tmp_path / "killed", *words)
+    end = time.monotonic() + 120
+    while True:
+        found = runs(tmp_path / "killed" / "runs") if (tmp_path / "killed" / "runs").exists() else []
+        if found and found[0].attempts() and len(rows(found[0])) >= 20:
+            break
+        assert killed.poll() is None, killed.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    (run,) = found
+    there = len(rows(run))
+    assert 20 <= there < 60
+    resumed = start(tmp_path / "killed", "eval", "--resume", run.run_id)
+    _, err = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, err
+    (reference,) = runs(tmp_path / "whole" / "runs")
+    for table in ("eval_examples", "eval_answers"):
+        newest = {(r["benchmark"], r["example_id"], r.get("idx", 0)): r for r in rows(run, table)}
+        assert list(newest.values()) == rows(reference, table)
+    assert len(rows(run)) == 60  # no example has been asked for twice
+
+
+@pytest.mark.slow
+def test_a_training_run_is_evaluated_at_its_checkpoint(model: Path, tmp_path: Path) -> None:
+    words = ["train", *overrides(model, tmp_path / "runs", **{"run.max_steps": 4})]
+    environment = {**os.environ, "RACELAB_HOME": str(tmp_path)}
+    racelab = [sys.executable, "-m", "racelab.cli.main"]
+    trained = subprocess.run([*racelab, *words], env=environment, capture_output=True, text=True, timeout=300)
+    assert trained.returncode == 0, trained.stderr
+    (run,) = runs(tmp_path / "runs", "train")
+    words = [
+        "eval",
+        run.run_id,
+        "--benchmarks",
+        "gsm8k",
+        f"eval.data.gsm8k={gsm8k(tmp_path)}",
+        "eval.max_tokens=8",
+    ]
+    done = subprocess.run(
+        [*racelab, *words, "--json"], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (evaluation,) = runs(tmp_path / "runs")
+    facts = evaluation.info()["evaluates"]
+    assert (facts["run_id"], facts["checkpoint"]) == (run.run_id, 4)
+    assert {row["checkpoint"] for row in rows(evaluation)} == {4}
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    logged = client.get_run(evaluation.info()["mlflow_run_id"])
+    assert "eval/race/gsm8k" in logged.data.metrics
