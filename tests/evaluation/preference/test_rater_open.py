@@ -195,7 +195,7 @@ def pairs(n):
 
 
 def test_a_local_model_is_rated_under_a_judge_behind_a_server(model, tmp_path):
-    """Noise is no rubric, so it is asked for four times and then used as it stands; the right answer scores higher."""
+    """Noise is no rubric, so it is asked for again and then used as it stands; the right answer scores higher."""
     script = {"grade:\nMars": ok('{"score": 90}'), "grade:\nPluto": ok('{"score": 20}')}
     with ApiServer(script) as server:
         c = config(
@@ -211,7 +211,9 @@ def test_a_local_model_is_rated_under_a_judge_behind_a_server(model, tmp_path):
     assert {e.marks[0].score for e in every} == {1.0}
     assert every[0].marks[0].details["games"] == [[0.9, 0.2], [0.9, 0.2]]
     assert every[0].marks[0].judge == "api/j"
-    assert [row["role"] for row in every[0].answers] == ["rubric"] * 4 + ["judge"] * 4
+    roles = [row["role"] for row in every[0].answers]
+    assert len(roles) > 5  # noise is asked for again
+    assert (set(roles[:-4]), roles[-4:]) == ({"rubric"}, ["judge"] * 4)
     assert again == next(e for e in every if e.example.example_id == "1")
 
 
