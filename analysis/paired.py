@@ -8,7 +8,7 @@ difference; p is the share of flips with a sum at least as large. All 2^n flips 
 else 9,999 are drawn, and p is (1 + as large) / (1 + drawn).
 
 Several evaluations a side (training or sampling seeds): seeds are drawn anew first and examples inside, the same
-examples for all seeds, sides and replicates of a benchmark, the same seeds for all benchmarks. Where both sides have
+examples for all seeds and both sides of a replicate, the same seeds for all its benchmarks. Where both sides have
 the same seeds, pairs of them are drawn, else each side's own. p is then the share of replicates whose difference lies
 at least as far from the observed one as that lies from 0. Limits: of S seeds the spread between seeds comes out
 (S - 1)/S of what it is, so with two or three the interval is too narrow if seeds differ much; noise that is new in
