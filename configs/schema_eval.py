@@ -140,15 +140,17 @@ class SuiteConfig(Section):
 
 
 class EvalRubricConfig(Section):
-    """How the model under test writes a rubric (rubric suite). `auto`: as the run was trained, else lines for the
-    embedded model and json for others."""
+    """How the model under test writes a rubric (rubric suite).
+
+    `auto`: as the run was trained, else lines for the embedded model and json for others.
+    """
 
     format: Literal["auto", "lines", "json"]
     max_tokens: Count
     temperature: Annotated[float, Field(ge=0.0)]
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
     retry_temperatures: tuple[Annotated[float, Field(ge=0.0)], ...] = Field(
-        description="JudgeBench asks again at these until a rubric is valid; the last one is used anyway."
+        description="JudgeBench asks at these in turn until a rubric is valid; the last one is used anyway."
     )
 
 

@@ -78,10 +78,13 @@ def made(checkers: Checkers, instruction: str, arguments: Mapping[str, Any], pro
     return checker
 
 
-def follows(checker: Checker, text: str) -> bool:
-    """Whether a text follows the instruction; False too for a blank text and for one that the checker chokes on."""
+def follows(checker: Checker, *readings: str) -> bool:
+    """Whether one of these readings of a text follows the instruction, taken in this order; a blank one does not.
+
+    A reading that the checker chokes on ends the search: False, as IFEval counts it.
+    """
     try:
-        return bool(text.strip()) and bool(checker.check_following(text))
+        return any(reading.strip() and checker.check_following(reading) for reading in readings)
     except Exception:  # third-party checks of any text: they raise what they like
         return False
 

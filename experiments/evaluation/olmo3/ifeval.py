@@ -101,12 +101,11 @@ class Ifeval:
 def readings(text: str) -> tuple[str, ...]:
     """The eight texts of the loose accuracy: whole, without first line, last line, both; each also without asterisks.
 
-    What loses a line is trimmed; the whole text is not.
+    What loses a line is trimmed; the whole text is not. The order is IFEval's: it matters where a checker chokes.
     """
     lines = text.split("\n")
-    cut = ("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))
-    plain = (text, *cut)
-    return (*plain, *(reading.replace("*", "") for reading in plain))
+    cut = tuple("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))
+    return (text, text.replace("*", ""), *cut, *(reading.replace("*", "") for reading in cut))
 
 
 def _verdicts(
@@ -127,7 +126,7 @@ def _verdicts(
             loose.append(0)
             continue
         strict.append(int(follows(checker, text)))
-        loose.append(int(any(follows(checker, variant) for variant in variants)))
+        loose.append(int(follows(checker, *variants)))
     return strict, loose, faults
 
 

@@ -5,10 +5,9 @@ The programs are run by whoever is handed in (`run_code` of the sandbox); nothin
 
 from __future__ import annotations
 
-import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +33,13 @@ OWN_TOKENS = 999_999
 SENTENCE = "Here is the completed function:"
 """The answer's block stands after this sentence; the prompt asks for it."""
 
-_FENCED = r"```[^\n`]*\n(.*?)```"
-_AFTER_SENTENCE = re.compile(re.escape(SENTENCE) + r"\s*" + _FENCED, re.DOTALL)
-_ANY_BLOCK = re.compile(_FENCED, re.DOTALL)
-_DOCSTRING = '    """The function asked for."""\n'
+_OPENING = r"```(?:python\n)?\n*"
+_AFTER_SENTENCE = re.compile(re.escape(SENTENCE) + r"\n*" + _OPENING)
+_ANYWHERE = re.compile(_OPENING)
+_FENCE = "```"
+_DOCSTRING = '    """The function asked for."""\n\n'
+# As OLMES runs it, a program is no main module: what an answer puts under `if __name__ == "__main__":` is not run.
+_NOT_MAIN = '__name__ = "builtins"\n'
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class MbppPlus:
     entry_point, test). Its tests are MBPP's own three or so, not EvalPlus's, and its prompt shows types: its scores are
     not MBPP+'s and must not be put beside them.
 
-    The prompt's parts, their order and the fixed sentence are the protocol's; the words of its instruction are ours.
+    As in OLMES, nothing stands between task and signature, and the signature ends at the reference's first colon
+    wherever that is: where it then is no Python (an annotation), every answer fails. An answer without code is not run;
+    OLMES runs the bare signature, which fails.
 
     Attributes:
         settings: of the run.
@@ -109,18 +113,34 @@ class MbppPlus:
 
 
 def prompt(task: str) -> str:
-    """The user's turn."""
+    """The user's turn: the protocol's own words."""
     return (
-        f"Complete the following function:\n{task}\n\n"
-        "Provide CONCISE reasoning on how to arrive at the answer, and make sure to finish the response with the "
-        f"completed function in this form:\n\n{SENTENCE}\n\n```python\n(CODE)\n```\n"
+        f"{task}\n\nProvide CONCISE reasoning on how to arrive at the answer, and make sure to finish the response "
+        f"with the following:\n\n{SENTENCE}\n\n```python\n(CODE)\n```\n"
+        "where (CODE) is the code for the complete function."
     )
 
 
 def extract(text: str) -> str:
-    """The last block after the fixed sentence, else the last fenced block, else "". Indentation is kept."""
-    found = _AFTER_SENTENCE.findall(text) or _ANY_BLOCK.findall(text)
-    return str(found[-1]) if found else ""
+    """The last block after the fixed sentence, else (also if that is empty) the last fenced block, else "".
+
+    Indentation is kept, white space at the end is not. Between the sentence and its block only line breaks may stand.
+    The one tag that is taken off is `python`: any other remains as the first line of the code.
+    """
+    return _last(_blocks(text, _AFTER_SENTENCE)) or _last(_blocks(text, _ANYWHERE))
+
+
+def _blocks(text: str, opening: re.Pattern[str]) -> Iterator[str]:
+    """What stands between each opening and the next three backticks; in time linear in the length."""
+    at = 0
+    while (start := opening.search(text, at)) and (end := text.find(_FENCE, start.end())) >= 0:
+        yield text[start.end() : end].rstrip()
+        at = end + len(_FENCE)
+
+
+def _last(blocks: Iterable[str]) -> str:
+    *_, found = ("", *blocks)
+    return found
 
 
 def program(fields: Mapping[str, Any], code: str) -> str:
@@ -128,7 +148,7 @@ def program(fields: Mapping[str, Any], code: str) -> str:
 
     An answer that is a body alone, indented, so becomes the body of the signature.
     """
-    return f"{fields['stub']}{code}\n\n{fields['test']}\n"
+    return f"{_NOT_MAIN}{fields['stub']}{code}\n{fields['test']}"
 
 
 def pass_at(k: int, n: int, c: int) -> float | None:
@@ -158,23 +178,14 @@ def _example(record: Mapping[str, Any], where: str) -> Example:
             raise DataError(
                 f"{where}: field 'code' has no colon, so no signature; give the reference solution"
             )
-        task = f"{words.strip()}\n{signature}:"
+        task = f"{words}{signature}:"
         stub = f"{signature}:\n{_DOCSTRING}"
         name = record.get("task_id")
     elif "entry_point" in record:
-        task, stub, name = words.rstrip(), words.rstrip() + "\n", record.get("name")
+        task, stub, name = words.rstrip(), words.rstrip() + "\n\n", record.get("name")
     else:
         raise DataError(
             f"{where}: field 'code' (MBPP+) or 'entry_point' (MultiPL-E) is missing; the record has {listed(record)}"
         )
-    fields = {"task": task, "stub": stub if _is_python(stub) else "", "test": test}
+    fields = {"task": task, "stub": stub, "test": test}
     return Example(place(where) if name is None else str(name), "", fields)
-
-
-def _is_python(stub: str) -> bool:
-    """A stub cut at the colon of an annotation is none, and would fail every answer: it is left out."""
-    try:
-        ast.parse(stub)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True

@@ -79,7 +79,10 @@ class Zebralogic:
     of them and by difficulty.
 
     Quirk `zebralogic-number-cell`: a number or boolean where a gold cell is looked up spoils the whole puzzle, which
-    then counts as not parsed. Without it such a cell is compared as text (5 with "5").
+    then counts as not parsed; so do a house that is null or a number, a house that is a text or list with the looked-up
+    attribute's name in it, an object or list in a cell that turns out empty further in, and a list whose first element
+    is no text. (A number inside an object in a cell is merely wrong.) Without the quirk nothing spoils a puzzle, and a
+    number is compared as text (5 with "5").
 
     Attributes:
         settings: of the run.
@@ -157,31 +160,65 @@ def last_object(text: str) -> str | None:
     return found
 
 
-def _right_cells(found: str, gold: Table, number_spoils: bool) -> int | None:
+class _SpoiltError(Exception):
+    """Under the quirk: the whole puzzle counts as not parsed."""
+
+
+def _right_cells(found: str, gold: Table, quirk: bool) -> int | None:
     """How many cells are right; None if the answer counts as not parsed."""
     try:
         answer = json.loads(found.replace("\n", ""))
     except (ValueError, RecursionError):
         return None
     solution = answer.get("solution") if isinstance(answer, dict) else None
-    right = 0
-    for house, attributes in gold.items():
-        given = solution.get(house) if isinstance(solution, dict) else None
-        for attribute, value in attributes.items():
-            cell = _cell(given.get(attribute) if isinstance(given, dict) else None)
-            if number_spoils and not isinstance(cell, str):
-                return None
-            right += _plain(cell) == _plain(value)
-    return right
+    houses = solution if isinstance(solution, dict) else {}
+    look = _published_cell if quirk else _cell
+    try:
+        return sum(
+            _plain(look(houses, house, attribute)) == _plain(value)
+            for house, attributes in gold.items()
+            for attribute, value in attributes.items()
+        )
+    except _SpoiltError:
+        return None
 
 
-def _cell(value: Any) -> str | int | float | bool:
+def _cell(houses: Mapping[str, Any], house: str, attribute: str) -> str | int | float:
     """What stands in a cell: of an object its first value, of a list its first element; "" if nothing does."""
+    given = houses.get(house)
+    value = given.get(attribute) if isinstance(given, dict) else None
     while isinstance(value, dict):
         value = next(iter(value.values()), None)
     if isinstance(value, list):
         value = value[0] if value else None
     return value if isinstance(value, str | int | float) else ""
+
+
+def _published_cell(houses: Mapping[str, Any], house: str, attribute: str) -> str:
+    """As `_cell`, under the quirk.
+
+    Raises:
+        _SpoiltError: what stands there would break the published scorer.
+    """
+    given = houses.get(house, {})
+    if not isinstance(given, dict):
+        if not isinstance(given, str | list) or attribute in given:
+            raise _SpoiltError
+        return ""
+    value = given.get(attribute)
+    if value in (None, "", [], {}):
+        return ""
+    if isinstance(value, int | float):
+        raise _SpoiltError
+    while isinstance(value, dict):
+        if not value:
+            raise _SpoiltError
+        value = next(iter(value.values()))
+    if isinstance(value, list):
+        if not value or not isinstance(value[0], str):
+            raise _SpoiltError
+        value = value[0]
+    return value if isinstance(value, str) else ""
 
 
 def _plain(cell: object) -> str:

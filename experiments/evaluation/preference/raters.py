@@ -32,9 +32,9 @@ class Writing:
         template: of the rubric role.
         parsing: what counts as a usable rubric; a last try that is none is used as raw text.
         max_tokens: of a rubric, thinking included.
-        temperature: of the first try.
+        temperature: where a rubric is asked for once.
         top_p: nucleus.
-        retry_temperatures: of the further tries, where a benchmark has them.
+        retry_temperatures: of all tries, the first included, where a benchmark asks again; (): once at `temperature`.
         budgets: benchmark -> a smaller bound on `max_tokens`.
         thinking: `Ask.thinking`.
     """
@@ -107,7 +107,7 @@ class RubricRater:
     ) -> Iterator[tuple[int, Rating]]:
         """See the protocol. The tries of a rubric are rounds over all items that still lack one."""
         w = self._writing
-        temperatures = (w.temperature, *(w.retry_temperatures if plan.retry else ()))
+        temperatures = (plan.retry and w.retry_temperatures) or (w.temperature,)
         pending = {i: _Pending() for i in wanted}
         todo = list(wanted)
         for number, temperature in enumerate(temperatures):

@@ -34,7 +34,8 @@ class Plan:
 
     Attributes:
         games: ratings of each response; the later ones are other draws of the judge under the same rubric.
-        retry: whether a rubric that cannot be read is asked for again, at the config's further temperatures.
+        retry: whether a rubric that cannot be read is asked for again; the tries are at the config's
+            `retry_temperatures`, from the first one on.
     """
 
     games: int = 1

@@ -46,6 +46,17 @@ class Chokes(Fake):
         raise RecursionError(value)
 
 
+class Touchy(Fake):
+    """Follows if the text starts with "good"; chokes on what else holds "!"."""
+
+    def check_following(self, value: str) -> bool:
+        if value.startswith("good"):
+            return True
+        if "!" in value:
+            raise IndexError
+        return False
+
+
 class Picky(Fake):
     def build_description(self, *, count: int) -> None:
         self.given["count"] = count
@@ -74,6 +85,7 @@ FAKES: dict[str, Any] = {
     "starts": StartsWith,
     "chokes": Chokes,
     "picky": Picky,
+    "touchy": Touchy,
     "drawn": Drawn,
     "sees_prompt": SeesPrompt,
 }
@@ -149,19 +161,28 @@ def test_loose_forgives_a_first_line_a_last_line_and_asterisks() -> None:
 def test_the_eight_readings() -> None:
     assert readings("a\n *b* \nc") == (
         "a\n *b* \nc",
+        "a\n b \nc",
         "*b* \nc",
         "a\n *b*",
         "*b*",
-        "a\n b \nc",
         "b \nc",
         "a\n b",
         "b",
     )
-    assert readings("one") == ("one", "", "", "", "one", "", "", "")
+    assert readings("one") == ("one", "one", "", "", "", "", "", "")
 
 
 def test_what_chokes_on_a_text_is_not_followed() -> None:
     assert examine(record("chokes"), "text").marks[0].score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "loose"), [("!\ngood", 0), ("*good\n!", 0), ("*good", 1), ("good\n!", 1), ("bad\ngood", 1)]
+)
+def test_a_reading_that_chokes_ends_the_search(text: str, loose: int) -> None:
+    """A text with "!" chokes: the last line "good" alone is read too late, "good" at the head follows at once."""
+    (mark, _) = examine(record("touchy"), text).marks
+    assert mark.details["inst_loose"] == [loose]
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])

@@ -74,10 +74,12 @@ def test_it_is_a_benchmark() -> None:
 def test_the_prompt_shows_task_and_signature_but_no_test_and_no_solution() -> None:
     benchmark = MbppPlus(TaskSettings(), Runner())
     ask = benchmark.ask(read(HUB))
-    assert f"{HUB['prompt']}\nimport math\ndef similar(a, b):\n" in ask.user
-    assert SENTENCE in ask.user
-    assert "assert" not in ask.user
-    assert "return tuple" not in ask.user
+    assert ask.user == (
+        f"{HUB['prompt']}import math\ndef similar(a, b):\n\nProvide CONCISE reasoning on how to arrive at the answer, "
+        "and make sure to finish the response with the following:\n\nHere is the completed function:\n\n"
+        "```python\n(CODE)\n```\nwhere (CODE) is the code for the complete function."
+    )
+    assert benchmark.ask(read({**HUB, "prompt": " Add.\n"})).user.startswith(" Add.\nimport math\n")
     assert (ask.n, ask.max_tokens, ask.temperature, ask.top_p) == (10, 999_999, 0.6, 0.95)
     assert MbppPlus(TaskSettings(max_tokens=64), Runner()).ask(read(HUB)).max_tokens == 64
 
@@ -93,12 +95,17 @@ def test_multipl_e_records_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (block("x = 1"), "x = 1\n"),
-        (f"```python\na\n```\n{SENTENCE}\n```\nb\n```\nUsed so:\n```python\nc\n```", "b\n"),
-        (block("x = 1") + block("x = 2"), "x = 2\n"),
-        ("```python\na\n```\nor\n```py\nb\n```", "b\n"),
-        (f"{SENTENCE}\nno block, but before: ```python\na\n```", "a\n"),
-        (block("    return 1"), "    return 1\n"),
+        (block("x = 1"), "x = 1"),
+        (f"```python\na\n```\n{SENTENCE}\n```\nb\n```\nUsed so:\n```python\nc\n```", "b"),
+        (block("x = 1") + block("x = 2"), "x = 2"),
+        ("```python\na\n```\nor\n```\n\n\nb  \n\n```", "b"),
+        ("```py\na\n```", "py\na"),  # only `python` is taken off
+        ("```x = 1```", "x = 1"),
+        (f"{SENTENCE}\nno block, but before: ```python\na\n```", "a"),
+        (f"{SENTENCE} \n```python\na\n```\n```\nb\n```", "b"),  # a blank: no block of the sentence
+        (block("    return 1"), "    return 1"),
+        (f"```\na\n```\n{SENTENCE}\n```python\n```", ""),  # an empty one; the last of all is that too
+        (f"{SENTENCE}\n```\n```\n```\nb\n```", "b"),
         (f"{SENTENCE}\n```python\ncut", ""),
         ("def f(): pass", ""),
         ("", ""),
@@ -111,18 +118,28 @@ def test_extraction(text: str, code: str) -> None:
 def test_a_program_is_the_signature_the_answer_and_the_tests() -> None:
     fields = read(HUB).fields
     text = program(fields, "def similar(a, b):\n    return {4}\n")
-    assert text.startswith('import math\ndef similar(a, b):\n    """')
-    assert text.endswith(HUB["test"] + "\n")
+    assert text.startswith('__name__ = "builtins"\nimport math\ndef similar(a, b):\n    """')
+    assert text.endswith("return {4}\n\n" + HUB["test"])
     body = program(fields, "    return set(a) & set(b)\n")  # a body alone is the body of the signature
     exec(compile(body, "program", "exec"), {})
 
 
+def test_what_an_answer_does_as_the_main_module_is_not_run() -> None:
+    code = "def similar(a, b):\n    return {4}\nif __name__ == '__main__':\n    raise SystemExit"
+    exec(compile(program(read(HUB).fields, code), "program", "exec"), {"__name__": "__main__"})
+
+
+def test_a_signature_cut_at_the_colon_of_an_annotation_fails_every_answer() -> None:
+    fields = read({**HUB, "code": "def f(a: int) -> int:\n    return a"}).fields
+    with pytest.raises(SyntaxError):
+        ast.parse(program(fields, "def f(a):\n    return a\n"))
+
+
 @pytest.mark.parametrize(
-    "code", ["def f(a: int) -> int:\n    return a", "# Python: f\ndef f(a):\n    return a", "if x: pass"]
+    "text", ["```\n" + " \n" * 200_000, "```" * 200_000, f"{SENTENCE}\n" * 20_000 + "```", "\n" * 400_000]
 )
-def test_a_signature_that_is_no_python_is_left_out_of_the_program(code: str) -> None:
-    fields = read({**HUB, "code": code}).fields
-    ast.parse(program(fields, "def f(a):\n    return a\n"))
+def test_a_looping_answer_takes_no_longer_than_it_is_long(text: str) -> None:
+    assert extract(text) == ""
 
 
 def test_marks_and_rows() -> None:
@@ -148,7 +165,7 @@ def test_marks_and_rows() -> None:
     assert [row["score"] for row in found.answers] == [1.0] * 3 + [0.0] * 7
     assert [row["idx"] for row in found.answers] == list(range(10))
     assert found.answers[3]["error"] == "failed: AssertionError: no"
-    assert (found.answers[0]["error"], found.answers[0]["extracted"]) == ("", "right\n")
+    assert (found.answers[0]["error"], found.answers[0]["extracted"]) == ("", "right")
     assert [found.answers[i]["extracted"] for i in (8, 9)] == [None, None]
     assert len(runner.programs) == 8  # what holds no block is not run
 

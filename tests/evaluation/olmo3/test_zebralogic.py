@@ -120,14 +120,43 @@ def test_what_an_answer_scores(text: str, score: float, cell: float, parsed: int
     assert found.status == ("scored" if parsed else "unparsed")
 
 
-@pytest.mark.parametrize("value", [7, True, [7], 7.0, {"years": 7}])
+@pytest.mark.parametrize("value", [7, True, [7], 7.0])
 def test_a_number_spoils_the_puzzle_only_under_the_quirk(value: Any) -> None:
     spoilt = mark(with_cell(value), quirk=True)
     assert (spoilt.score, spoilt.details["cell_accuracy"], spoilt.details["parsed"]) == (0.0, 0.0, 0)
     assert mark(with_cell(value)).details["parsed"] == 1
     # 7 reads as "7"; 7.0 and true do not
-    right = value in (7, [7], {"years": 7}) and not isinstance(value, bool | float)
+    right = value in (7, [7]) and not isinstance(value, bool | float)
     assert mark(with_cell(value)).score == float(right)
+
+
+@pytest.mark.parametrize(
+    ("solution", "cell", "parsed", "without"),
+    [
+        # by hand from the rule: 3 of 6 are right in the other house
+        ({**RIGHT, "House 1": None}, 0.0, 0, 0.5),
+        ({**RIGHT, "House 1": 4}, 0.0, 0, 0.5),
+        ({**RIGHT, "House 1": "Eric"}, 0.5, 1, 0.5),
+        ({**RIGHT, "House 1": "Name: Eric"}, 0.0, 0, 0.5),
+        ({**RIGHT, "House 1": ["Eric", "cat"]}, 0.5, 1, 0.5),
+        ({**RIGHT, "House 1": ["Name"]}, 0.0, 0, 0.5),
+        # a cell that is not what it seems
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": {"years": {}}}}, 0.0, 0, 5 / 6),
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": {"years": []}}}, 0.0, 0, 5 / 6),
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": [None]}}, 0.0, 0, 5 / 6),
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": [{"years": "7"}]}}, 0.0, 0, 5 / 6),
+        # inside an object a number is wrong, no more
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": {"years": 7}}}, 5 / 6, 1, 1.0),
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": {"years": None}}}, 5 / 6, 1, 5 / 6),
+        ({**RIGHT, "House 1": {**RIGHT["House 1"], "Age": {"years": ["7"]}}}, 1.0, 1, 1.0),
+    ],
+)
+def test_what_else_spoils_the_puzzle_under_the_quirk(
+    solution: Any, cell: float, parsed: int, without: float
+) -> None:
+    found = mark(says(solution), quirk=True)
+    assert (found.details["cell_accuracy"], found.details["parsed"]) == (cell, parsed)
+    assert mark(says(solution)).details["cell_accuracy"] == without
 
 
 def test_a_number_where_no_gold_cell_is_spoils_nothing() -> None:

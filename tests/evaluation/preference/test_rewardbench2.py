@@ -90,10 +90,10 @@ def test_ties_are_marked_by_their_worst_right_answer():
 def test_gap_and_spread():
     assert gap([0.8, 0.6], [0.5, 0.1]) == pytest.approx(0.1)
     assert spread([0.8, 0.6], [0.5, 0.1]) == pytest.approx(0.2)
-    # unreadable: -0.01 on [0, 1]
-    assert gap([0.8, None], [0.0]) == pytest.approx(-0.01)
-    assert gap([0.8], [None]) == pytest.approx(0.81)
-    assert spread([0.8, None], [0.5]) == pytest.approx(0.81)
+    # unreadable: -1
+    assert gap([0.8, None], [0.0]) == pytest.approx(-1.0)
+    assert gap([0.8], [None]) == pytest.approx(1.8)
+    assert spread([0.8, None], [0.5]) == pytest.approx(1.8)
     # a reward model's logits: not above what was read
     assert gap([None], [-3.0, -5.0]) == pytest.approx(-2.0)
     assert (gap([None], [None, None]), spread([None, None], [None])) == (0.0, 0.0)
