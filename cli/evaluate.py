@@ -145,7 +145,8 @@ def _of_target(target: str) -> list[tuple[str, str]]:
         if _HUB_NAME.fullmatch(target) and not path.exists():
             return [(target.rpartition("/")[2], target)]
         raise ConfigError(
-            f"{target}: no run, model folder, hub name (org/name), URL or packaged model of that name ({error}){_hint(target)}"
+            f"{target}: no run, model folder, hub name (org/name), URL or packaged model of that name "
+            f"({error}){_hint(target)}"
         ) from None
 
 

@@ -218,7 +218,8 @@ def resume_run(run: str, json_output: bool, kind: str | None = None) -> int:
     folder = resolve(run_root(""), run)
     if kind is not None and (found := folder.info().get("kind")) != kind:
         raise ConfigError(
-            f"{folder.run_id} is no evaluation (its kind is {found}); `racelab resume {reference(folder)}` goes on with it"
+            f"{folder.run_id} is no evaluation (its kind is {found}); go on with it by `racelab resume "
+            f"{reference(folder)}`"
         )
     if folder.info().get("kind") == "sweep":
         raise ConfigError(f"{folder.run_id} is a sweep; go on with: {folder.info().get('command')}")

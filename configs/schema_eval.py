@@ -124,6 +124,9 @@ class SuiteConfig(Section):
     rater: Literal["rubric", "reward-model"] = Field(
         description="rubric suite: the model writes a rubric and the judge scores under it, or is a reward model."
     )
+    judgebench_split: Literal["gpt", "claude"] = Field(
+        description="Whose answers JudgeBench's pairs are: of GPT-4o (RACE Table 5), or of Claude 3.5 Sonnet."
+    )
     code: CodeConfig
     data: DataPaths
 

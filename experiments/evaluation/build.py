@@ -18,13 +18,11 @@ from racelab.experiments.evaluation.examine import AnswerExaminer
 from racelab.experiments.evaluation.registry import RUNS_CODE, code_runner, make_benchmark
 from racelab.experiments.evaluation.subject.find import find_subject
 from racelab.experiments.evaluation.subject.found import Found
-from racelab.experiments.evaluation.types import Example, Examiner
+from racelab.experiments.evaluation.types import Examiner, Example
 from racelab.experiments.tracking.mlflow_store import tracking_uri
 
 if TYPE_CHECKING:
-    from racelab.experiments.evaluation.harness.loading import StockBenchmark
-    from racelab.experiments.evaluation.preference.rating import RatedBenchmark
-    from racelab.experiments.evaluation.types import Benchmark, Subject
+    from racelab.experiments.evaluation.types import Subject
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,14 @@ class AnswerExaminer:
         if not lost:
             return self._benchmark.mark(example, answers)
         rows = tuple(
-            {"idx": i, "role": "answer", "text": a.text, "finished": a.finished, "n_tokens": a.n_tokens, "error": a.error}
-            for i, a in enumerate(answers)
-        )  # fmt: skip
+            {
+                "idx": i,
+                "role": "answer",
+                "text": answer.text,
+                "finished": answer.finished,
+                "n_tokens": answer.n_tokens,
+                "error": answer.error,
+            }
+            for i, answer in enumerate(answers)
+        )
         return Examined(example, (Mark(self.name, math.nan, status="lost"),), rows)

@@ -1,4 +1,4 @@
-"""Which class stands for which benchmark under protocol `olmo3-adapt`. A new benchmark is one file and one line here."""
+"""Which class stands for which benchmark under protocol `olmo3-adapt`: a new one is one file and one line here."""
 
 from __future__ import annotations
 

@@ -67,8 +67,10 @@ def runs(root: Path, kind: str = "eval") -> list[RunFolder]:
 def test_a_scripted_model_with_known_right_and_wrong_answers_gets_the_exact_scores(
     call: Call, home: Path
 ) -> None:
-    """GSM8K: 2 of 4 right, one wrong, one without an answer. BBH: 1 of 2 and 1 of 1, micro 2/3. MMLU: 1 of 2 and 1 of 1,
-    macro 3/4. AGIEval: 0 of 1 and 1 of 1, macro 1/2."""
+    """GSM8K: 2 of 4 right, one wrong, one without an answer. BBH: 1 of 2 and 1 of 1, micro 2/3.
+
+    MMLU: 1 of 2 and 1 of 1, macro 3/4. AGIEval: 0 of 1 and 1 of 1, macro 1/2.
+    """
     bbh = [
         {"task": "boolean_expressions", "input": "not True is", "target": "False"},
         {"task": "boolean_expressions", "input": "not False is", "target": "True"},
@@ -96,7 +98,7 @@ def test_a_scripted_model_with_known_right_and_wrong_answers_gets_the_exact_scor
     ]
     agieval = [
         {"task": "sat-math", "passage": "", "question": "Half of ten?", "options": ["(A)5", "(B)6"], "label": "A"},
-        {"task": "sat-en", "passage": "Rain.", "question": "What falls?", "options": ["(A)snow", "(B)rain"], "label": "B"},
+        {"task": "sat-en", "passage": "Rain.", "question": "What falls?", "options": ["(A)hail", "(B)it"], "label": "B"},
     ]  # fmt: skip
 
     def script(prompt: str) -> Behaviour | None:
@@ -132,7 +134,8 @@ def test_a_scripted_model_with_known_right_and_wrong_answers_gets_the_exact_scor
     assert "I would rather not say." in texts
     shown = call("show", run.run_id)
     assert shown.code == 0
-    assert "gsm8k" in shown.out and "50.0" in shown.out
+    assert "gsm8k" in shown.out
+    assert "50.0" in shown.out
 
 
 def test_a_thinking_model_is_scored_behind_its_thought_where_the_protocol_has_it_so(
@@ -151,7 +154,7 @@ def test_a_thinking_model_is_scored_behind_its_thought_where_the_protocol_has_it
             *QUIET,
             "--json",
         ]
-        assert call(*words).json()["scores"]["gsm8k"]["value"] == 1.0
+        assert call(*words, "--json").json()["scores"]["gsm8k"]["value"] == 1.0
 
 
 def test_what_no_server_answered_is_lost_not_wrong_and_asked_again(call: Call, home: Path) -> None:

@@ -20,7 +20,9 @@ from racelab.cli import main as cli
 from racelab.experiments import errors
 
 HEAVY = ("torch", "mlflow", "ray", "vllm", "verl", "matplotlib", "transformers", "pandas", "pyarrow", "hydra")
-NAMES = tuple(f"racelab.cli.{name}" for name in ("main", "words", "commands_eval", "commands_rlds", "commands_slurm"))
+NAMES = tuple(
+    f"racelab.cli.{name}" for name in ("main", "words", "commands_eval", "commands_rlds", "commands_slurm")
+)
 """Modules that hold names and options of commands, and nothing that they do."""
 Call = Callable[..., Any]
 COMMANDS = (

@@ -81,7 +81,7 @@ def make_rated(name: str, config: EvalRunConfig) -> RatedBenchmark:
     """
     made: dict[str, Callable[[], RatedBenchmark]] = {
         "rewardbench2": lambda: RewardBench2(config.eval.in_force),
-        "judgebench": JudgeBench,
+        "judgebench": lambda: JudgeBench(config.eval.judgebench_split),
     }
     if name not in made:
         raise ConfigError(f"{name} is not rated; suite=rubric has {', '.join(made)}")
