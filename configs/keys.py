@@ -142,7 +142,7 @@ def _of(family: Family | None, which: int) -> tuple[str, ...]:
 
 
 def leaf_keys(family: Family | None = None) -> tuple[str, ...]:
-    """Every key that holds a value, dotted, in the order of the schema (all options together); None: of all families."""
+    """Every key that holds a value, dotted, in the order of the schema (all options together); None: of all."""
     return _of(family, 0)
 
 

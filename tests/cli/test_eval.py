@@ -98,7 +98,7 @@ def test_a_scripted_model_with_known_right_and_wrong_answers_gets_the_exact_scor
     ]
     agieval = [
         {"task": "sat-math", "passage": "", "question": "Half of ten?", "options": ["(A)5", "(B)6"], "label": "A"},
-        {"task": "sat-en", "passage": "Rain.", "question": "What falls?", "options": ["(A)hail", "(B)it"], "label": "B"},
+        {"task": "sat-en", "passage": "R.", "question": "What fell?", "options": ["(A)hail", "(B)it"], "label": "B"},
     ]  # fmt: skip
 
     def script(prompt: str) -> Behaviour | None:
@@ -114,7 +114,7 @@ def test_a_scripted_model_with_known_right_and_wrong_answers_gets_the_exact_scor
             "ulna": ok("Therefore, the answer is: D"),
             "brand": ok("Therefore, the answer is: D"),
             "Half of ten": ok("Therefore, the answer is (B)"),
-            "What falls": ok("Therefore, the answer is (B)"),
+            "What fell": ok("Therefore, the answer is (B)"),
         }
         return next((reply for words, reply in answers.items() if words in prompt), None)
 
