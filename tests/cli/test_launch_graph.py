@@ -210,7 +210,7 @@ def test_the_shipped_graph_is_known_by_its_name(call: Call, home: Path) -> None:
     assert [batch["name"] for batch in found["batches"]] == ["train", "eval", "report"]
     (run_id,) = found["batches"][0]["tasks"]
     assert [batch["tasks"] for batch in found["batches"][1:]] == [
-        [f"replay {run_id} --no-plot"], [f"show {run_id}"],
+        [f"eval {run_id} --suite race --limit 50 --seeds 0 eval.max_tokens=512"], [f"show {run_id}"],
     ]  # fmt: skip
 
 

@@ -180,7 +180,7 @@ TRAIN = "train: {command: train}"
             "stage a makes no runs, so there is no id of one"),
         # the command line
         (stages("a: {command: trian}"), ":3: stages: a: command: no such command trian; did you mean train? (known: "),
-        (stages("a: {command: eval x}"), ":3: stages: a: command: no such command eval (known: train, "),
+        (stages("a: {command: evaluation x}"), ":3: stages: a: command: no such command evaluation (known: train, "),
         (stages("a: {command: config}"), ":3: stages: a: command: no command of config stands first (known: show, "),
         (stages("a: {command: config shwo}"), ":3: stages: a: command: no such command config shwo; did you mean "
             "show?"),
