@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from racelab.cli.console import print_json, results, say
-from racelab.cli.train import command, parse_seeds, reference, run_root
+from racelab.cli.train import calm_threads, command, parse_seeds, reference, run_root
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.schema_eval import BENCHMARKS, EvalRunConfig
 from racelab.configs.schema_launcher import asked_of_slurm
@@ -248,6 +248,7 @@ def attempt(
     from racelab.experiments.session import Talk, open_session
     from racelab.experiments.signals import StopRequest
 
+    calm_threads()
     summary: dict[str, Any] = {}
 
     def finish(done: RunFolder) -> None:

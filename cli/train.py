@@ -169,6 +169,11 @@ _SPIN = "1000"
 one other busy process on two cores the default makes it four times slower, this about two (bench/README.md)."""
 
 
+def calm_threads() -> None:
+    """Idle compute threads of this process are to sleep; to be called before torch is first imported."""
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)
+
+
 def _start(composed: Composed, json_output: bool) -> tuple[int, dict[str, Any]]:
     from racelab.experiments.session import new_run, prepare
 
@@ -274,7 +279,7 @@ def _attempt(
         from racelab.cli.evaluate import attempt
 
         return attempt(composed, folder, inputs, json_output)
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN)  # read when torch is first imported
+    calm_threads()
     from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.session import Talk, open_session
     from racelab.experiments.signals import StopRequest
