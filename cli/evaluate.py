@@ -204,6 +204,7 @@ def _as_cells(
 def _start(label: str, composed: Composed, json_output: bool) -> int:
     from racelab.experiments.session import new_run, prepare
 
+    calm_threads()  # IFEval's checkers bring torch with them
     root = run_root(composed.config.run.root)
     inputs = prepare(composed.config, root)
     assert isinstance(composed.config, EvalRunConfig)
@@ -248,7 +249,6 @@ def attempt(
     from racelab.experiments.session import Talk, open_session
     from racelab.experiments.signals import StopRequest
 
-    calm_threads()
     summary: dict[str, Any] = {}
 
     def finish(done: RunFolder) -> None:

@@ -237,6 +237,7 @@ def resume_run(run: str, json_output: bool, kind: str | None = None) -> int:
     started_in = Path(str(folder.info().get("cwd", "")))
     if started_in.is_absolute() and started_in.is_dir():
         os.chdir(started_in)  # relative paths in the config mean what they meant when the run started
+    calm_threads()
     inputs = prepare(composed.config, folder.path.parent, folder)
     code, result = _attempt(composed, folder, inputs, json_output)
     with results():
