@@ -7,9 +7,10 @@ that is evaluated (0 for a model that is no run's).
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, cast
 
 from racelab.configs.schema_eval import EvalRunConfig
 from racelab.experiments.attempt import Attempt, Talk
@@ -20,7 +21,7 @@ from racelab.experiments.evaluation.totals import Row, metrics_of, suite_totals
 from racelab.experiments.evaluation.types import Examined, Examiner
 from racelab.experiments.fsio import read_json, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
-from racelab.experiments.signals import StopRequest
+from racelab.experiments.signals import StopAtOnce, StopRequest
 from racelab.experiments.tracking.tracker import SpoolTracker
 from racelab.experiments.types import StepRecord
 
@@ -38,6 +39,8 @@ class EvalSession(Attempt):
         self.config, self.evaluation = config, inputs
         self.step = inputs.step or 0
         self._rows: dict[tuple[str, str], Row] = {}
+        self._lost: set[tuple[str, str]] = set()
+        self._sums: dict[str, tuple[int, float]] = {}  # label -> scored examples, and the sum of their scores
 
     def _begin(self) -> int:
         # All that earlier attempts wrote stands at this step, and counts.
@@ -46,7 +49,8 @@ class EvalSession(Attempt):
     def _do(self, tracker: SpoolTracker) -> tuple[str, str, int]:
         for line in self.evaluation.lines:
             self.talk.note(line)
-        self._rows = recorded(self.folder)
+        for row in recorded(self.folder).values():
+            self._note(row)
         self._remember()
         todo = [name for name in self.config.eval.benchmarks if self._missing(name)]
         if todo:
@@ -81,18 +85,33 @@ class EvalSession(Attempt):
         wanted, total = self._missing(examiner.name), len(examiner.examples)
         self.talk.note(f"{examiner.name}: {total - len(wanted)} of {total} examples done")
         started, before = time.monotonic(), total - len(wanted)
-        for done, examined in enumerate(examiner.examine(wanted), before + 1):
+        done = before
+        for examined in self._until_asked(examiner.examine(wanted)):
             self._write(examiner.name, examined, tracker)
+            done += 1
             pace = (time.monotonic() - started) / (done - before)
             self._show(examiner.name, done, total, pace * (total - done))
-            if self.stop.signum:
-                return False
+        if self.stop.signum:
+            return False
         values = metrics_of(self._totals([examiner.name]), self.config.eval.suite)
         tracker.metrics(self.step, values)
         self.talk.note(
             f"{examiner.name}: " + "  ".join(f"{k.rpartition('/')[2]}={v:.4f}" for k, v in values.items())
         )
         return True
+
+    def _until_asked(self, examined: Iterator[Examined]) -> Iterator[Examined]:
+        """All of them, or those that came before a stop request: an answer under way is asked for again next time."""
+        with contextlib.closing(cast("Generator[Examined]", examined)):
+            while True:
+                try:
+                    with self.stop.at_once():
+                        one = next(examined, None)
+                except StopAtOnce:
+                    return
+                if one is None:
+                    return
+                yield one
 
     def _write(self, benchmark: str, examined: Examined, tracker: SpoolTracker) -> None:
         c, evaluation = self.config, self.evaluation
@@ -108,33 +127,43 @@ class EvalSession(Attempt):
         answers = answer_rows(examined, benchmark, self.step)
         tracker.record(StepRecord(self.step, {}, {"eval_answers": answers, "eval_examples": marks}))
         for row in map(Row.of_table, marks):
-            self._rows[row.label, row.example_id] = row
+            self._note(row)
+
+    def _note(self, row: Row) -> None:
+        """Takes a row in; of an example that was lost before, in its place."""
+        key = (row.label, row.example_id)
+        self._rows[key] = row
+        if row.status == "lost":
+            self._lost.add(key)
+            return
+        self._lost.discard(key)
+        n, summed = self._sums.get(row.label, (0, 0.0))
+        self._sums[row.label] = (n + 1, summed + row.score)
 
     def _totals(self, benchmarks: list[str]) -> dict[str, Any]:
         rows = [row for row in self._rows.values() if row.of in benchmarks]
         return suite_totals(rows, self.config.eval.suite, self.config.eval.protocol)
 
     def _show(self, benchmark: str, done: int, total: int, eta_s: float) -> None:
-        scores = [row.score for row in self._rows.values() if row.label == benchmark and row.status != "lost"]
+        n, summed = self._sums.get(benchmark, (0, 0.0))
         status = {
             "benchmark": benchmark,
             "done": done,
             "total": total,
-            "mean": sum(scores) / len(scores) if scores else None,
-            "lost": sum(row.status == "lost" for row in self._rows.values()),
+            "mean": summed / n if n else None,
+            "lost": len(self._lost),
             "eta_s": eta_s,
         }
         self.talk.show(StepRecord(done, {}, {}, status))
 
     def _end(self, tracker: SpoolTracker) -> tuple[str, str, int]:
-        lost = [row for row in self._rows.values() if row.status == "lost"]
         totals = self._totals(list(self.config.eval.benchmarks))
         values = metrics_of(totals, self.config.eval.suite, average_too=True)
         if values:
             tracker.metrics(self.step, values)
         self.talk.finish(self.folder)
-        if lost:
-            reason = f"{len(lost)} examples got no answer; `racelab resume` asks for them again"
+        if self._lost:
+            reason = f"{len(self._lost)} examples got no answer; `racelab resume` asks for them again"
             return "failed", reason, len(self._rows)
         tracker.tags({"end_reason": "all examples done"})
         return "finished", "", len(self._rows)

@@ -9,12 +9,17 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Final
 
 PARENT_VARIABLE: Final = "RACELAB_PARENT_PID"
 """Environment variable: the process that the run is started for and may not outlive."""
 _PARENT_POLL_S: Final = 0.5
+
+
+class StopAtOnce(BaseException):
+    """Asked to stop where nothing is lost by it, in `StopRequest.at_once`; no `Exception`, for it is no fault."""
 
 
 class StopRequest:
@@ -29,6 +34,22 @@ class StopRequest:
         self.signum = 0
         self._before: dict[int, object] = {}
         self._over = threading.Event()
+        self._at_once = False
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, a request ends the work in hand instead of waiting for its end; nothing may be half written there.
+
+        Raises:
+            StopAtOnce: the request, also one that came before.
+        """
+        self._at_once = True
+        try:
+            if self.signum:
+                raise StopAtOnce
+            yield
+        finally:
+            self._at_once = False
 
     def __enter__(self) -> StopRequest:
         """Installs the handlers."""
@@ -57,12 +78,14 @@ class StopRequest:
             self.signum = signum
             with contextlib.suppress(OSError):  # whoever read along may have got the Ctrl-C, too, and be gone
                 os.write(2, b"stopping at the next safe point; Ctrl-C (again) stops at once\n")
+            if self._at_once:
+                raise StopAtOnce
 
     def _watch(self, parent: int) -> None:
         """A parent that is gone has the effect of a SIGTERM; nobody is left who could send one."""
         while not self.signum:
             if os.getppid() != parent:
-                self.signum = signal.SIGTERM
+                os.kill(os.getpid(), signal.SIGTERM)  # the handler runs in the main thread, wherever that is
             if self._over.wait(_PARENT_POLL_S):
                 return
 

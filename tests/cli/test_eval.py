@@ -268,52 +268,63 @@ def test_seeds_are_cells_and_the_same_command_finds_them_done(call: Call, home: 
     assert [run.info()["seed"] for run in runs(home / "runs")] == [0, 1]
 
 
+def start(home: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "racelab.cli.main", *words],
+        env={**os.environ, "RACELAB_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(home: Path, *words: str) -> None:
+    process = start(home, *words)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+
+
 @pytest.mark.slow
-def test_an_evaluation_that_is_killed_goes_on_and_ends_with_the_same_table(
+def test_an_evaluation_that_is_killed_or_stopped_goes_on_and_ends_with_the_same_table(
     model: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL after a third of the examples; ids, texts and scores equal those of one that was not stopped."""
+    """SIGKILL after a third of the examples, SIGTERM after two thirds; all rows equal those of one left in peace."""
     data = gsm8k(tmp_path, [(f"{a} plus {b}", a + b) for a in range(10) for b in range(6)])
     words = [
         "eval", str(model), "--benchmarks", "gsm8k", f"eval.data.gsm8k={data}", "eval.max_tokens=24", "eval.batch=4",
-        "subject.compute_dtype=float32", *QUIET,
+        *QUIET,
     ]  # fmt: skip
-
-    def start(home: Path, *more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "racelab.cli.main", *more],
-            env={**os.environ, "RACELAB_HOME": str(home)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    whole = start(tmp_path / "whole", *words)
-    _, err = whole.communicate(timeout=300)
-    assert whole.returncode == 0, err
-
-    killed = start(tmp_path / "killed", *words)
-    end = time.monotonic() + 120
-    while True:
-        found = runs(tmp_path / "killed" / "runs") if (tmp_path / "killed" / "runs").exists() else []
-        if found and found[0].attempts() and len(rows(found[0])) >= 20:
-            break
-        assert killed.poll() is None, killed.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    (run,) = found
-    there = len(rows(run))
-    assert 20 <= there < 60
-    resumed = start(tmp_path / "killed", "eval", "--resume", run.run_id)
-    _, err = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, err
+    ended(tmp_path / "whole", *words)
     (reference,) = runs(tmp_path / "whole" / "runs")
+
+    home = tmp_path / "killed"
+    for signum, count in ((signal.SIGKILL, 20), (signal.SIGTERM, 40)):
+        process = start(home, *words)
+        wait(home, count, process)
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+        (run,) = runs(home / "runs")
+        assert count <= len(rows(run)) < 60
+        words = ["eval", "--resume", run.run_id]
+    assert process.returncode == 143, err
+    assert (run.status(), f"eval --resume {run.run_id}" in err) == ("interrupted", True)
+    ended(home, *words)
     for table in ("eval_examples", "eval_answers"):
         newest = {(r["benchmark"], r["example_id"], r.get("idx", 0)): r for r in rows(run, table)}
         assert list(newest.values()) == rows(reference, table)
     assert len(rows(run)) == 60  # no example has been asked for twice
+
+
+def wait(home: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Until the one evaluation there has so many rows."""
+    end = time.monotonic() + 120
+    while True:
+        found = runs(home / "runs") if (home / "runs").exists() else []
+        if found and found[0].attempts() and len(rows(found[0])) >= count:
+            return
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
