@@ -6,12 +6,13 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from racelab.cli.console import print_json, results, say
+from racelab.cli.eval_view import make_progress, print_eval_cells, print_scores
+from racelab.cli.sweep import Options, is_planning, run_cells, seeded
 from racelab.cli.train import calm_threads, command, parse_seeds, reference, run_root
 from racelab.configs.compose import Composed, compose, read_composed
 from racelab.configs.schema_eval import BENCHMARKS, EvalRunConfig
@@ -59,8 +60,19 @@ def evaluate(
     several = len(sets) > 1 or seeds is not None or fresh or jobs > 1
     composed = compose(sets[0][1], config_dirs)
     launcher = asked_of_slurm(composed.config.launcher, composed.config.backend)
-    if several or dry_run or launcher is not None or _planning():
-        return _as_cells(suite, sets, seeds, jobs, fresh, dry_run, config_dirs, json_output, words)
+    if several or dry_run or launcher is not None or is_planning():
+        shared = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output, print_eval_cells)
+        given = {
+            "suite": suite,
+            "protocol": protocol,
+            "benchmarks": benchmarks,
+            "limit": limit,
+            "judge": judge,
+        }
+        typed = [
+            word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))
+        ]
+        return _as_cells(suite, sets, seeds, shared, ["eval", *typed, *shared.words(seeds), *words])
     return _start(sets[0][0], composed, json_output)
 
 
@@ -68,12 +80,6 @@ def _is_target(word: str) -> bool:
     """A model or a run; every other word is `key=value`. A URL may hold an equals sign, and so may a path."""
     key = word.partition("=")[0]
     return "=" not in word or bool(_URL.match(word)) or "/" in key or Path(word).exists()
-
-
-def _planning() -> bool:
-    from racelab.cli.sweep import is_planning
-
-    return is_planning()
 
 
 def _option_words(protocol: str | None, benchmarks: str | None, limit: int | None) -> list[str]:
@@ -184,21 +190,13 @@ def _as_cells(
     suite: str,
     sets: Sequence[tuple[str, Sequence[str]]],
     seeds: str | None,
-    jobs: int,
-    fresh: bool,
-    dry_run: bool,
-    config_dirs: Sequence[Path],
-    json_output: bool,
+    options: Options,
     typed: Sequence[str],
 ) -> int:
-    from racelab.cli.eval_view import print_eval_cells
-    from racelab.cli.sweep import Options, run_cells, seeded
-
-    options = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output)
+    """An evaluation per set of words and seed; `typed`: the command that goes on with them."""
     given = parse_seeds(seeds)
     specs = [spec for label, words in sets for spec in seeded(f"eval-{suite}-{label}", words, given)]
-    asked = ["eval", "--suite", suite, *options.words(seeds), *typed]
-    return run_cells(f"eval-{suite}", asked, specs, replace(options, table=print_eval_cells))
+    return run_cells(f"eval-{suite}", typed, specs, options)
 
 
 def _start(label: str, composed: Composed, json_output: bool) -> int:
@@ -244,7 +242,6 @@ def attempt(
     composed: Composed, folder: RunFolder, inputs: Any, json_output: bool
 ) -> tuple[int, dict[str, Any]]:
     """One attempt, with its progress shown; the scores are printed last, or returned under --json."""
-    from racelab.cli.eval_view import make_progress, print_scores
     from racelab.experiments.fsio import write_json_atomic
     from racelab.experiments.session import Talk, open_session
     from racelab.experiments.signals import StopRequest

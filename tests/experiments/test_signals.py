@@ -23,9 +23,13 @@ def test_a_request_waits_outside_and_ends_the_work_at_once_inside() -> None:
     with StopRequest() as stop:
         began = time.monotonic()
         with pytest.raises(StopAtOnce), stop.at_once():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(30)
+            interrupted_sleep()
         assert (stop.exit_code, time.monotonic() - began < 20) == (130, True)
+
+
+def interrupted_sleep() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
 
 
 def test_a_second_ctrl_c_is_still_an_interrupt() -> None:
