@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ stages:
   train:
     command: train {words}
   eval:
-    command: replay {{train}} --no-plot
+    command: eval {{train}} {evaluation}
     after: [train]
     launcher: [launcher.time_min=5]
   report:
@@ -89,8 +90,18 @@ stages:
 def graph(desk: Desk, **more: object) -> str:
     """The graph as a file; its run takes seconds."""
     file = desk.folder / "graph.yaml"
-    file.write_text(GRAPH.format(words=" ".join(desk.tiny(**{**SHORT, **more}))))
+    words = " ".join(desk.tiny(**{**SHORT, **more}))
+    file.write_text(GRAPH.format(words=words, evaluation=" ".join(gsm8k(desk))))
     return str(file)
+
+
+def gsm8k(desk: Desk) -> list[str]:
+    """The words of an evaluation of a few seconds on questions of its own."""
+    file = desk.folder / "gsm8k.jsonl"
+    questions = [{"question": f"What is {n} plus {n}?", "answer": f"#### {2 * n}"} for n in range(6)]
+    file.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    data = f"eval.data.gsm8k={file}"
+    return ["--benchmarks", "gsm8k", data, "eval.max_tokens=8", "tracking=none"]
 
 
 def by_stage(tasks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -111,6 +122,22 @@ def test_a_graph_runs_through_and_its_report_has_sixteen_gpus(desk: Desk) -> Non
     assert (tres["node"], tres["gres/gpu"]) == ("2", "16")
     run = stages["train"]["run_id"]
     assert run in desk.well("logs", f"{launch}:report").out
+    evaluations = [
+        path for path in desk.root.glob("*/run.json") if json.loads(path.read_text())["kind"] == "eval"
+    ]
+    (facts,) = (json.loads(path.read_text()) for path in evaluations)
+    assert (facts["status"], facts["evaluates"]["run_id"]) == ("finished", run)
+
+
+def test_evaluations_run_as_jobs_one_per_seed(desk: Desk) -> None:
+    words = ["eval", str(desk.model), *gsm8k(desk), "--seeds", "0,1", "launcher=slurm"]
+    made = desk.well(*words, "--json").json()
+    tasks = desk.succeed(made["sweep"], RUN_S)
+    assert [task["job_id"] for task in tasks] == [job["job_id"] for job in made["jobs"]]
+    desk.agrees_with_sacct(made["sweep"])
+    shown = desk.well("show", made["sweep"], "--json").json()
+    assert [set(cell["scores"]) for cell in shown["cells"]] == [{"gsm8k"}, {"gsm8k"}]
+    assert "submitted" not in desk.well(*words).out  # all is done
 
 
 def test_what_waits_for_a_failed_stage_never_starts_and_says_so(desk: Desk) -> None:
