@@ -10,7 +10,7 @@ ARGS ?=
 # Test processes at a time.
 JOBS ?= 2
 # Which files of bench/, in this order.
-BENCH ?= cli launcher routing sdae frozenlake grid retrieval scienceworld replay tracking checkpoint step
+BENCH ?= cli launcher evaluate sandbox routing sdae frozenlake grid retrieval scienceworld replay tracking checkpoint step
 # Extra words for every pip call, such as an index that has CPU builds of torch.
 PIP_ARGS ?=
 

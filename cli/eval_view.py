@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from racelab.cli.console import number, print_table, say, seconds
+from racelab.configs.schema_eval import BENCHMARKS
+from racelab.experiments.evaluation.totals import benchmark_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -59,34 +61,48 @@ class Silent:
 
 
 class Lines:
-    """A line every few seconds."""
+    """A line every few seconds. A batch brings many examples in one instant: what is said is how it stands after it."""
 
     def __init__(self) -> None:
         """Nothing has been said yet."""
-        self._next = 0.0
+        self._newest: StepRecord | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self, title: str) -> None:
         """The title."""
         say(title)
-        self._next = time.monotonic() + _LINE_EVERY_S
+        self._thread = threading.Thread(target=self._talk, name="racelab-progress", daemon=True)
+        self._thread.start()
 
     def update(self, record: StepRecord) -> None:
-        """How far, if it is time or the benchmark is done."""
-        s = record.status
-        if time.monotonic() < self._next and s["done"] != s["total"]:
-            return
-        self._next = time.monotonic() + _LINE_EVERY_S
-        lost = f"  lost={s['lost']}" if s["lost"] else ""
-        say(
-            f"{s['benchmark']}: {s['done']}/{s['total']}  mean={number(s['mean'])}{lost}  eta={seconds(s['eta_s'])}"
-        )
+        """How far; said at once only of a benchmark that is done."""
+        self._newest = record
+        if record.status["done"] == record.status["total"]:
+            self._say()
 
     def note(self, text: str) -> None:
         """The text."""
         say(text)
 
     def stop(self) -> None:
-        """Nothing to close."""
+        """Ends the lines."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _talk(self) -> None:
+        while not self._over.wait(_LINE_EVERY_S):
+            self._say()
+
+    def _say(self) -> None:
+        record, self._newest = self._newest, None
+        if record is not None:
+            s = record.status
+            lost = f"  lost={s['lost']}" if s["lost"] else ""
+            far = f"{s['benchmark']}: {s['done']}/{s['total']}"
+            say(f"{far}  mean={number(s['mean'])}{lost}  eta={seconds(s['eta_s'])}")
 
 
 class Bar:
@@ -152,7 +168,8 @@ def interval(low: object, high: object) -> str:
 
 def print_scores(summary: Mapping[str, Any]) -> None:
     """The table of an evaluation's scores on stdout, and what must be known to read it on stderr."""
-    scores: Mapping[str, Mapping[str, Any]] = summary["scores"]
+    stored: Mapping[str, Mapping[str, Any]] = summary["scores"]
+    scores = {label: stored[label] for label in sorted(stored, key=_place)}
     rows = [
         [
             label,
@@ -179,9 +196,18 @@ def print_scores(summary: Mapping[str, Any]) -> None:
         say(f"note: {line}")
 
 
+def _place(label: str) -> int:
+    """Where a label stands in a table: in the order of the suites."""
+    return BENCHMARKS.index(benchmark_of(label))
+
+
 def print_eval_cells(rows: Sequence[Mapping[str, Any]]) -> None:
     """A table with an evaluation a line: its scores in per cent."""
-    labels = list(dict.fromkeys(name for row in rows for name in row.get("scores") or {}))
+    named = {name for row in rows for name in row.get("scores") or {}}
+    labels = [
+        *sorted(named - {"avg"}, key=lambda name: (_place(name), name)),
+        *(["avg"] if "avg" in named else []),
+    ]
     shown = [
         [
             str(row["label"]),

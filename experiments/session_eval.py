@@ -93,11 +93,11 @@ class EvalSession(Attempt):
             self._show(examiner.name, done, total, pace * (total - done))
         if self.stop.signum:
             return False
-        values = metrics_of(self._totals([examiner.name]), self.config.eval.suite)
-        tracker.metrics(self.step, values)
-        self.talk.note(
-            f"{examiner.name}: " + "  ".join(f"{k.rpartition('/')[2]}={v:.4f}" for k, v in values.items())
-        )
+        totals = self._totals([examiner.name])
+        tracker.metrics(self.step, metrics_of(totals, self.config.eval.suite))
+        for label, one in totals.items():
+            counts = f"{one.n} examples, {one.unparsed} unparsed, {one.lost} lost"
+            self.talk.note(f"{label}: {one.metric} {100 * one.value:.1f} % ({counts})")
         return True
 
     def _until_asked(self, examined: Iterator[Examined]) -> Iterator[Examined]:
