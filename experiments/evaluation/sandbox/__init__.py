@@ -2,7 +2,8 @@
 
 `run_code` runs one program, `run_many` several side by side, `check_sandbox` says which means this machine gives and
 raises if none. A program is run by a fresh interpreter of the same Python, with its packages, and `passed` if its last
-statement was reached and its exit code is 0; leaving early, by whatever way, is not passing.
+statement was reached and its exit code is 0. A program that ends before, by whatever exit with whatever code, has
+not passed. A program that imitates the runner's last step has: that is not kept out (see the end).
 
 By every means:
   - The environment is empty (three variables that hold numeric libraries to one thread, and LD_LIBRARY_PATH if the
@@ -34,8 +35,9 @@ By every means:
     reaches out (`box/filter.py` lists them).
   - Files: Landlock lets it read the same paths as above and write only in its folder, which is on disk. Rights, owners
     and times of files, which Landlock does not see, cannot be changed at all, not even of its own files. Names, sizes
-    and owners of other files can still be asked for (stat), their content cannot. The folder's total size is bounded by
-    the limits on time and on one file only.
+    and owners of other files can still be asked for (stat), their content cannot. The folder is looked at every
+    100 ms, and the run ended if its files hold more than eight times `file_mb` together or are more than 4096; what is
+    written between two looks comes on top, and files that are removed while they are open are not seen.
   - Processes: those of other programs can be listed by probing ids, not signalled, traced or changed. The program
     cannot leave its process group, by which all are killed; nothing in /proc can be read. If the supervising process
     itself is killed by somebody, what the program started in the background lives on, still confined, up to its limit
@@ -44,9 +46,10 @@ By every means:
     higher, because the kernel counts there all that the user runs.
 
 What no means here gives: the tests of a program run in the program's own process, so code that sets out to can make
-them succeed (redefine what they call), or imitate the runner's last step, for which it has to find two pipes in its
-own process: the token that they carry is drawn after its start and read only after its end. Nor is a fault in the
-kernel kept from being used: for code that is meant to attack, use a virtual machine.
+them succeed: redefine what they call, or imitate the runner's last step, by reading a token from one pipe that is open
+in its process and writing it to another. The token keeps out accidents (an early exit, another program in its
+place), not intent. Nor is a fault in the kernel kept from being used: for code that is meant to attack, use a virtual
+machine.
 """
 
 from racelab.experiments.evaluation.sandbox.check import check_sandbox

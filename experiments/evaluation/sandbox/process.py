@@ -21,7 +21,18 @@ from types import CodeType
 from racelab.experiments.evaluation.sandbox.types import CodeResult, Limits, Means, Outcome, SandboxError
 
 _BOX = "racelab.experiments.evaluation.sandbox.box"
-_PARTS = ("", "linux", "filter", "landlock", "places", "namespaces", "program", "supervise", "launch")
+_PARTS = (
+    "",
+    "linux",
+    "filter",
+    "landlock",
+    "places",
+    "namespaces",
+    "program",
+    "stored",
+    "supervise",
+    "launch",
+)
 """In the order in which they need each other."""
 _BOOT = """
 import marshal, sys
@@ -37,6 +48,11 @@ module.main(job)
 _GRACE_S = 60.0
 """The far side ends every run in time by itself; after this long it is taken for stuck."""
 _LIBRARIES = "LD_LIBRARY_PATH"
+_WHY = {
+    "files": "its files held more than eight times file_mb together, or were more than 4096",
+    "processes": "it had more processes and threads than it may",
+}
+"""What is added to the standard error of a program that was killed for a reason that its status does not show."""
 
 
 class RefusedError(SandboxError):
@@ -221,6 +237,8 @@ def _result(heard: _Heard, limits: Limits, seconds: float) -> CodeResult:
         return CodeResult(False, "killed", stdout, stderr, None, seconds)
     facts = lines["ended"]
     status, reason, reached = int(facts[0]), facts[1], facts[2] == "1"
+    if reason in _WHY:
+        stderr += f"\nracelab: the program was ended: {_WHY[reason]}\n"
     code = (
         os.WEXITSTATUS(status) if status >= 0 and os.WIFEXITED(status) and reason in ("-", "memory") else None
     )

@@ -23,7 +23,7 @@ class Limits:
         timeout_s: wall time, in seconds.
         cpu_s: seconds of CPU of one process.
         memory_mb: MiB of address space of one process, and MiB resident of all together.
-        file_mb: MiB of one file; all files together hold eight times that under `namespaces`.
+        file_mb: MiB of one file; all files together hold eight times that (under `seccomp` looked at every 100 ms).
         processes: processes and threads at a time, the program's own included.
         output_bytes: of standard output and of standard error, each; what comes after is dropped.
     """
@@ -43,7 +43,8 @@ class CodeResult:
     Attributes:
         passed: its last statement was reached, and its exit code is 0.
         outcome: `timeout`: wall time or CPU; `memory`: a MemoryError that it did not catch, or more resident than it
-            may; `killed`: by a signal, or for too many processes; `failed`: any other end that is not `passed`.
+            may; `killed`: by a signal, or for too many processes or too much in its folder, which a
+            last line of `stderr` then says; `failed`: any other end that is not `passed`.
         stdout: the first `output_bytes`, as UTF-8, malformed bytes replaced.
         stderr: the same.
         exit_code: None if it did not end by itself.

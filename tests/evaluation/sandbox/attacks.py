@@ -430,6 +430,27 @@ assert 0 < os.path.getsize("big") <= 2 << 20
     ok(program, means, dataclasses.replace(ROOMY, file_mb=2))
 
 
+def full_folder(means: Any) -> None:
+    """Many files, each of which may be there, come to an end, also in a folder that cannot be listed."""
+    limits = dataclasses.replace(ROOMY, file_mb=1)
+    megabytes = "for i in range(9999):\n    with open(str(i), 'wb') as f: f.write(b'x' * (1 << 20))"
+    for program in (
+        megabytes,
+        "import os\nos.mkdir('d', 0o300)\nos.chdir('d')\n" + megabytes,
+        "for i in range(999999): open(str(i), 'w').close()",
+        "import os\nopen('a', 'w').close()\nfor i in range(999999): os.symlink('a', str(i))",
+    ):
+        result = run_code(program, limits, means=means)
+        assert not result.passed, (program, result)
+        if means == "seccomp":
+            assert (result.outcome, result.exit_code) == ("killed", None), (program, result)
+            assert result.stderr.endswith("or were more than 4096\n"), result
+        else:
+            assert "No space left on device" in result.stderr, result
+    few = "import time\nopen('6', 'w').close()\n" + megabytes.replace("9999", "6")
+    ok(f"{few}\nfor i in range(7, 4000): open(str(i), 'w').close()\ntime.sleep(0.3)", means, limits)
+
+
 def daemons(means: Any) -> None:
     name = fresh_name()
     program = named(name) + (
@@ -528,7 +549,8 @@ CASES: dict[str, Callable[[Any], None]] = {
     for case in (
         plain_programs, failures, early_exit, endless_loop, processor_time, fork_bomb, number_of_processes,
         busy_user, allocation, allocation_by_many, deletion, reading, network, environment, signals, more_rights,
-        output_flood, huge_file, daemons, killed_from_outside, folder_removed, eight_at_a_time, killed_by_signal,
+        output_flood, huge_file, full_folder, daemons, killed_from_outside, folder_removed, eight_at_a_time,
+        killed_by_signal,
     )
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 from racelab.experiments.evaluation.sandbox.box import filter as calls
 from racelab.experiments.evaluation.sandbox.box import landlock, linux, namespaces
 from racelab.experiments.evaluation.sandbox.box.places import DEVICES, to_read
-from racelab.experiments.evaluation.sandbox.box.supervise import Job, Report, hold, supervise
+from racelab.experiments.evaluation.sandbox.box.supervise import BOX_FILES, Job, Report, hold, supervise
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -63,7 +63,7 @@ def _in_namespaces(job: Job, report: Report, watch: int) -> None:
     linux.hide_memory()
     try:
         owner = os.geteuid() if user is None else user
-        namespaces.build(job["folder"], job["python"], owner, 8 * job["file_mb"] << 20)
+        namespaces.build(job["folder"], job["python"], owner, BOX_FILES * job["file_mb"] << 20)
         supervise(job, report, watch, lambda: _give_up(user), alone=False, user=user)
     except (linux.Unavailable, OSError) as error:
         report.send("refused", error)

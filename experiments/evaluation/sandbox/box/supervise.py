@@ -15,9 +15,12 @@ from typing import NoReturn, TypedDict
 
 from racelab.experiments.evaluation.sandbox.box import linux
 from racelab.experiments.evaluation.sandbox.box.program import OUT_OF_MEMORY, run
+from racelab.experiments.evaluation.sandbox.box.stored import holds_more
 
 _TICK_S, _TICK_OUTSIDE_S = 0.02, 0.1
 _SLACK = 256
+BOX_FILES = 8
+"""All files of a program together hold this many times what one may."""
 
 
 class Job(TypedDict):
@@ -237,6 +240,8 @@ def _watch(child: int, job: Job, watch: int, alone: bool) -> tuple[str, int | No
                 return "processes", None, 0.0
             if resident > job["memory_mb"] << 20:
                 return "memory", None, 0.0
+            if alone and holds_more(job["folder"], BOX_FILES * job["file_mb"] << 20):
+                return "files", None, 0.0
             due = now + tick
 
 
