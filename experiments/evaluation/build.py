@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,8 @@ class Evaluation:
     def identity(self) -> dict[str, Any]:
         """What an evaluation that goes on must find as it was."""
         digests = {name: _digest(of) for name, of in self.examples.items()}
-        return {"subject": dict(self.found.facts), "data": digests}
+        counts = {name: len(of) for name, of in self.examples.items()}
+        return {"subject": dict(self.found.facts), "data": digests, "n": counts}
 
 
 def check_files(config: EvalRunConfig) -> None:
@@ -112,13 +114,14 @@ def _task(name: BenchmarkName, config: EvalRunConfig, found: Found) -> Any:
     if config.eval.protocol == "lm-eval":
         from racelab.experiments.evaluation.harness.loading import load_stock
 
-        return load_stock(
+        stock = load_stock(
             name,
             getattr(config.eval.data, name),
-            limit=config.eval.limit,
             likelihoods=found.engine == "local",
             run_code=code_runner(config),
         )
+        kept = spread([item.example.domain for item in stock.items], config.eval.limit)
+        return replace(stock, items=tuple(stock.items[place] for place in kept))
     return make_benchmark(name, config)
 
 
@@ -130,7 +133,22 @@ def _examples(name: str, task: Any, config: EvalRunConfig) -> list[Example]:
     )
     if not examples:
         raise DataError(f"eval.data.{name}: no examples; give a file that holds some")
-    return examples if config.eval.limit is None else examples[: config.eval.limit]
+    return [examples[place] for place in spread([e.domain for e in examples], config.eval.limit)]
+
+
+def spread(domains: Sequence[str], limit: int | None) -> list[int]:
+    """Places of `limit` examples, taken from the domains in turns: the data are often sorted by domain.
+
+    A smaller limit keeps a part of what a larger one does; the places come in the order of the data.
+
+    Example: of a a a b b c a limit of 4 keeps the places 0, 1, 3 and 5.
+    """
+    turns: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for place, domain in enumerate(domains):
+        ranked.append((turns[domain], place))
+        turns[domain] += 1
+    return sorted(place for _, place in sorted(ranked)[:limit])
 
 
 @contextlib.contextmanager
