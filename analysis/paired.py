@@ -1,5 +1,8 @@
 """Evaluations compared example by example. Every draw comes from the generator that is passed in.
 
+`compare` draws one number from it, the seed of a stream for each benchmark: what is drawn for one does not depend on
+which others are compared.
+
     difference = score(A) - score(B) = sum over units of share_A - share_B        (see units.py)
 
 One evaluation a side: units are drawn anew, the same ones for both sides, and the p value is that of a paired
@@ -41,6 +44,7 @@ from racelab.analysis.units import Shares, shares
 from racelab.configs.schema_eval import RACE_SUITE, RUBRIC_SUITE
 from racelab.experiments.errors import DataError
 from racelab.experiments.evaluation.totals import Row, metric_name, total
+from racelab.experiments.rng import numpy_generator
 
 Runs = Mapping[str, Sequence[Row]]
 """One side: seed -> the rows of its evaluation."""
@@ -155,13 +159,15 @@ def compare(
     check(level, replicates)
     a, b = dict(sorted(a.items())), dict(sorted(b.items()))
     matched = len(a) > 1 and a.keys() == b.keys()
-    weights = seed_weights(len(a), len(b), matched, rng, replicates)
+    seed = int(rng.integers(2**62))
+    weights = seed_weights(len(a), len(b), matched, numpy_generator(seed, "seeds"), replicates)
     found: dict[str, Compared] = {}
     drawn: dict[str, FloatArray] = {}
     for label in _order(a, b):
         one = _paired(label, protocol, a, b)
-        drawn[label] = one.draws(weights, rng, replicates)
-        found[label] = one.compared(drawn[label], weights, rng, level)
+        own = numpy_generator(seed, f"benchmark:{label}")
+        drawn[label] = one.draws(weights, own, replicates)
+        found[label] = one.compared(drawn[label], weights, own, level)
     found = _with_holm(found)
     wanted = RUBRIC_SUITE if suite == "rubric" else RACE_SUITE if suite == "race" else ()
     whole = bool(wanted) and all(name in found for name in wanted)

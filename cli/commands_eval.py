@@ -23,9 +23,9 @@ def register(app: typer.Typer, run: Callable[..., int]) -> None:
             list[str] | None,
             typer.Argument(
                 metavar="RUN|MODEL [KEY=VALUE]",
-                help="A run (id, prefix, name, path, latest; a sweep: its cells), a model folder, a hub name, "
-                "http://host/v1, or `embedded`; several are evaluated one after the other. Then overrides, as "
-                "eval.data.gsm8k=FILE.",
+                help="A run (id, prefix, name, path; latest: the newest that trained; a sweep: its cells), a model "
+                "folder, a hub name, http://host/v1, or `embedded`; several are evaluated one after the other. Then "
+                "overrides, as eval.data.gsm8k=FILE.",
                 show_default=False,
             ),
         ] = None,

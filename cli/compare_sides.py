@@ -204,12 +204,15 @@ def check_alike(sides: Sequence[Side]) -> tuple[str, ...]:
     """Lines on what differs and may: budgets, thinking of the model, how rubrics are written.
 
     Raises:
-        ConfigError: a difference that makes the scores measure other things.
+        ConfigError: a difference that makes the scores measure other things, or an evaluation on both sides.
     """
+    _refuse_twice(sides)
     every = [one for side in sides for one in side.runs.values()]
     first, found = every[0], dict[str, None]()
     for other in every[1:]:
-        mine, theirs = _must(first), _must(other)
+        shared = first.data.keys() & other.data.keys()
+        alike = bool(shared) and all(first.data[name] == other.data[name] for name in shared)
+        mine, theirs = _must(first, not alike), _must(other, not alike)
         odd = next((key for key in mine if key in theirs and mine[key] != theirs[key]), None)
         if odd is not None:
             raise ConfigError(
@@ -225,8 +228,16 @@ def check_alike(sides: Sequence[Side]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _must(one: Evaluation) -> dict[str, Any]:
-    """Key -> what must be the same."""
+def _refuse_twice(sides: Sequence[Side]) -> None:
+    """An evaluation on both sides would be compared with itself: no difference, whatever the two sides are."""
+    ids = [{one.folder.run_id for one in side.runs.values()} for side in sides]
+    twice = sorted(set.intersection(*ids))
+    if twice:
+        raise ConfigError(f"{twice[0]} stands on both sides; leave it out of one of them")
+
+
+def _must(one: Evaluation, limited: bool) -> dict[str, Any]:
+    """Key -> what must be the same; `limited`: `--limit` too, where the examples are not known to be the same."""
     c, e = one.config, one.config.eval
     found: dict[str, Any] = {
         "eval.suite": e.suite,
@@ -234,8 +245,9 @@ def _must(one: Evaluation) -> dict[str, Any]:
         "eval.quirks": ", ".join(sorted(e.in_force)) or "none",
         "eval.thinking": e.thinking,
         "eval.think_end": e.think_end,
-        "eval.limit (--limit)": "all" if e.limit is None else e.limit,
     }
+    if limited:
+        found["eval.limit (--limit)"] = "all" if e.limit is None else e.limit
     if e.suite == "rubric":
         found |= {"eval.rater": e.rater, **_judge(c)}
     return found | {

@@ -22,14 +22,27 @@ _COMMAND_LINE = "command line"
 
 
 def show(
-    overrides: Sequence[str],
+    words: Sequence[str],
     source: bool,
     explain: str | None,
     config_dirs: Sequence[Path],
     json_output: bool,
 ) -> int:
-    """Prints the composed config: as YAML, with the origin of every value, or one key explained."""
-    composed = compose(overrides, config_dirs)
+    """Prints a config: as YAML, with the origin of every value, or one key explained.
+
+    Args:
+        words: overrides; or one word for what `diff` takes too, a preset or a run.
+        source: name the places.
+        explain: the key; None: all.
+        config_dirs: the user's folders.
+        json_output: JSON on stdout.
+    """
+    composed = _asked(words, config_dirs)
+    if source and not composed.choices:
+        raise ConfigError(
+            f"{words[0]}: a run keeps its values, not where each was set; leave --source out (racelab config diff A B "
+            "shows what differs, and why)"
+        )
     if explain is not None:
         _explain(composed, explain, json_output)
     elif source:
@@ -45,6 +58,18 @@ def show(
     else:
         print(composed.yaml, end="")
     return 0
+
+
+def _asked(words: Sequence[str], config_dirs: Sequence[Path]) -> Composed:
+    """Raises ConfigError for overrides of what is shown as it is stored."""
+    named = next((word for word in words if "=" not in word and not word.startswith("~")), None)
+    if named is None:
+        return compose(words, config_dirs)
+    if len(words) > 1:
+        raise ConfigError(
+            f"{named} is shown as it stands; leave the other words out, or write them as key=value"
+        )
+    return _load(named, config_dirs)
 
 
 def diff(left: str, right: str, config_dirs: Sequence[Path], json_output: bool) -> int:
@@ -209,7 +234,7 @@ def _explain(composed: Composed, wanted: str, json_output: bool) -> None:
     word = _is_typed(key, _typed(composed))
     chain = [
         {"source": _place(line), "value": line.text, "comment": line.comment}
-        for line in composed.sources().get(key, [])
+        for line in (composed.sources() if composed.choices else {}).get(key, [])
     ]
     if word:
         chain.append({"source": _COMMAND_LINE, "value": word.partition("=")[2], "comment": ""})

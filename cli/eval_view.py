@@ -208,14 +208,17 @@ def print_eval_cells(rows: Sequence[Mapping[str, Any]]) -> None:
         *sorted(named - {"avg"}, key=lambda name: (_place(name), name)),
         *(["avg"] if "avg" in named else []),
     ]
+    lacking = [sum((row.get("lost") or {}).values()) for row in rows]
+    last = ["lost", "took"] if any(lacking) else ["took"]
     shown = [
         [
             str(row["label"]),
             str(row["seed"]),
             str(row["status"]),
             *(percent((row.get("scores") or {}).get(name)) for name in labels),
+            *([f"{count:,}"] if any(lacking) else []),
             seconds(row.get("wall_s")),
         ]
-        for row in rows
+        for row, count in zip(rows, lacking, strict=True)
     ]
-    print_table(["cell", "seed", "status", *labels, "took"], shown, right=["seed", *labels, "took"])
+    print_table(["cell", "seed", "status", *labels, *last], shown, right=["seed", *labels, *last])

@@ -123,8 +123,11 @@ def _quoted(text: str) -> str:
 
 def _subjects(targets: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, list[str]]]:
     """(label, words) of everything to evaluate; a sweep stands for its finished cells."""
+    typed = next((word for word in overrides if word.partition("=")[0].lstrip("+") == "subject.source"), None)
+    if typed is not None and targets:
+        raise ConfigError(f"{targets[0]} and {typed} both say what to evaluate; leave one of them out")
     if not targets:
-        if any(word.partition("=")[0] == "subject.source" for word in overrides):
+        if typed is not None:
             return [("model", [])]
         raise ConfigError(
             "nothing to evaluate; name a run (id, name, latest), a model folder, a hub name, a URL, or `embedded`: "
@@ -146,7 +149,7 @@ def _of_target(target: str) -> list[tuple[str, str]]:
     from racelab.sweeps.manifest import resolve
 
     try:
-        return _of_run(resolve(run_root(""), target))
+        return _of_run(resolve(run_root(""), target, trained=True))
     except RunFolderError as error:
         if _HUB_NAME.fullmatch(target) and not path.exists():
             return [(target.rpartition("/")[2], target)]

@@ -255,7 +255,14 @@ def _config_top(ctx: typer.Context) -> int:
 
 @config_app.command("show")
 def config_show(
-    overrides: Overrides = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE|RUN",
+            help="Overrides, as preset=paper run.seed=1; or the name of a preset or a run.",
+            show_default=False,
+        ),
+    ] = None,
     source: Annotated[bool, typer.Option("--source", help="Name the file and line of every value.")] = False,
     explain: Annotated[
         str | None, typer.Option(metavar="KEY", help="One key: value, where it is set, and why.")
@@ -266,7 +273,7 @@ def config_show(
     """Print the composed configuration."""
     return _run(
         "config show",
-        overrides=overrides or [],
+        words=words or [],
         source=source,
         explain=explain,
         config_dirs=config_dir or [],

@@ -238,7 +238,7 @@ def _print_result(plan: Plan, result: Result, options: Options) -> None:
     if failed:
         print()
         table = [[state.folder.run_id, str(row["reason"]), str(state.log)] for state, row in failed]
-        print_table(["failed", "last line of its log", "log"], table)
+        print_table(["failed", "why", "log"], table)
     unfinished = sum(row["status"] != "finished" for row in result.rows)
     if unfinished:
         of = counted(len(result.rows), "cell")

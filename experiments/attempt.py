@@ -108,7 +108,11 @@ class Attempt(ABC):
         """The run itself. Returns (finished, failed or interrupted; reason; last step)."""
 
     def _stopped(self, step: int) -> tuple[str, str, int]:
-        return "interrupted", f"stopped by signal {self.stop.signum} after step {step}", step
+        return "interrupted", f"stopped by signal {self.stop.signum} after {self._so_far(step)}", step
+
+    def _so_far(self, step: int) -> str:
+        """How far it came, in words."""
+        return f"step {step}"
 
     def _tracker(self, attempt: int) -> SpoolTracker:
         t = self.settings.tracking

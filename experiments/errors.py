@@ -40,6 +40,12 @@ class InUseError(RunFolderError):
     """
 
 
+class DiskError(RunFolderError):
+    """A file of a run that found no room: disk or quota full, or larger than the process may write."""
+
+    exit_code = 1
+
+
 class FencedError(RacelabError):
     """This process was replaced by another that works on the run; it may write nothing more (see `fence.py`).
 

@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from racelab.experiments import fence
-from racelab.experiments.errors import FencedError, InUseError, RunFolderError
+from racelab.experiments.errors import DiskError, FencedError, InUseError, RunFolderError
 
 
 def now_iso() -> str:
@@ -32,7 +32,8 @@ def write_text_atomic(path: Path, text: str) -> None:
     """Replaces `path` as a whole: temporary file beside it, fsync, rename.
 
     Raises:
-        RunFolderError: the disk is full or the folder cannot be written; `path` is then as it was before.
+        DiskError: the disk is full; `path` is then as it was before.
+        RunFolderError: the folder cannot be written; the same.
         FencedError: this process was replaced; `path` is as it was before.
     """
     fence.check(path)
@@ -45,7 +46,7 @@ def write_text_atomic(path: Path, text: str) -> None:
         rename(temporary, path)  # asks the fence again: the disk may have taken its time
     except OSError as error:
         _unlink(temporary)
-        raise RunFolderError(f"cannot write {path}: {explain(error)}") from error
+        raise unwritten(f"cannot write {path}", error) from error
     except FencedError:
         _unlink(temporary)
         raise
@@ -108,6 +109,20 @@ def read_json(path: Path) -> Any:
         raise RunFolderError(
             f"{path} is not JSON ({error}); restore it from a copy or remove the run"
         ) from error
+
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def unwritten(what: str, error: OSError) -> RunFolderError:
+    """The error to raise for a write that failed: a DiskError where there was no room.
+
+    Args:
+        what: could not be done, as `cannot write FILE`.
+        error: of the system.
+    """
+    kind = DiskError if error.errno in _NO_ROOM else RunFolderError
+    return kind(f"{what}: {explain(error)}")
 
 
 def explain(error: OSError) -> str:

@@ -34,11 +34,11 @@ from racelab.experiments import fence
 from racelab.experiments.environment import Surroundings, redact, redact_command, surroundings
 from racelab.experiments.errors import RunFolderError
 from racelab.experiments.fsio import (
-    explain,
     file_lock,
     is_locked,
     now_iso,
     read_json,
+    unwritten,
     write_json_atomic,
     write_text_atomic,
 )
@@ -179,7 +179,7 @@ class RunFolder:
             return run if run_id is None else run._named(base)
         except OSError as error:
             shutil.rmtree(run.path, ignore_errors=True)
-            raise RunFolderError(f"cannot create a run in {base}: {explain(error)}") from error
+            raise unwritten(f"cannot create a run in {base}", error) from error
         except (RunFolderError, ValueError, TypeError):
             shutil.rmtree(run.path, ignore_errors=True)
             raise
@@ -197,7 +197,7 @@ class RunFolder:
                     raise RunFolderError(f"{root} is not a folder; choose another run.root") from None
                 continue
             except OSError as error:
-                raise RunFolderError(f"cannot create a run in {root}: {explain(error)}") from error
+                raise unwritten(f"cannot create a run in {root}", error) from error
             return cls(path, run_id)
         raise RunFolderError(f"no free run id in {root} for {started.isoformat()}; try again in a second")
 
@@ -211,7 +211,7 @@ class RunFolder:
             root.mkdir(parents=True, exist_ok=True)
             path.mkdir()
         except OSError as error:
-            raise RunFolderError(f"cannot create a run in {root}: {explain(error)}") from error
+            raise unwritten(f"cannot create a run in {root}", error) from error
         return cls(path, run_id)
 
     def _named(self, root: Path) -> RunFolder:
@@ -330,9 +330,7 @@ class RunFolder:
             except FileExistsError:
                 number += 1
             except OSError as error:
-                raise RunFolderError(
-                    f"cannot begin attempt {number} of {self.path}: {explain(error)}"
-                ) from error
+                raise unwritten(f"cannot begin attempt {number} of {self.path}", error) from error
             else:
                 return number
 

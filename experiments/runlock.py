@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from racelab.experiments import fence
 from racelab.experiments.errors import FencedError, InUseError, RunFolderError
-from racelab.experiments.fsio import explain, now_iso, rename, try_flock
+from racelab.experiments.fsio import now_iso, rename, try_flock, unwritten
 
 if TYPE_CHECKING:
     from racelab.experiments.runfolder import RunFolder
@@ -38,7 +38,7 @@ def _open(run: RunFolder) -> int:
     try:
         return os.open(run.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise RunFolderError(f"cannot lock {run.path}: {explain(error)}") from error
+        raise unwritten(f"cannot lock {run.path}", error) from error
 
 
 class RunLock:

@@ -60,6 +60,11 @@ class EvalSession(Attempt):
                         return self._stopped(len(self._rows))
         return self._end(tracker)
 
+    def _so_far(self, step: int) -> str:
+        total = sum(map(len, self.evaluation.examples.values()))
+        missing = sum(len(self._missing(name)) for name in self.config.eval.benchmarks)
+        return f"{total - missing} of {total} examples"
+
     def _remember(self) -> None:
         """Writes down, once, what is evaluated and on what; an evaluation that goes on must find the same."""
         file = self.folder.path / "setup.json"

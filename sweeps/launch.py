@@ -43,6 +43,7 @@ class CellState:
         started: clock (monotonic, s) at its last start; None if it never was.
         took_s: seconds from there to its end.
         reason: why it failed, one line.
+        code: its child's exit code; None while there was none.
         tail: reads its progress.
     """
 
@@ -54,6 +55,7 @@ class CellState:
     started: float | None = None
     took_s: float | None = None
     reason: str = ""
+    code: int | None = None
     tail: SpoolTail | None = None
 
     @property
@@ -100,6 +102,8 @@ class _Child:
     state: CellState
     process: subprocess.Popen[bytes]
     claim: int
+    attempts: int
+    """Of the run, before it started."""
 
 
 @dataclass(slots=True)
@@ -173,14 +177,15 @@ class InlineLauncher:
             os.close(claim)
             state.set("finished")
             return
-        state.started, state.took_s = time.monotonic(), None
+        state.started, state.took_s, state.code = time.monotonic(), None, None
+        attempts = len(state.folder.attempts())
         try:
             process = _spawn(state, self.jobs)
         except OSError as error:
             os.close(claim)
             state.set("failed", f"could not be started: {explain(error)}")
             return
-        self._children.append(_Child(state, process, claim))
+        self._children.append(_Child(state, process, claim, attempts))
         state.set("running")
 
     def _reap(self) -> None:
@@ -189,12 +194,14 @@ class InlineLauncher:
             if code is None:
                 continue
             self._children.remove(child)
-            self._judge(child.state, code)
+            self._judge(child, code)
             os.close(child.claim)
             self.watch.changed(child.state)
 
-    def _judge(self, state: CellState, code: int) -> None:
+    def _judge(self, child: _Child, code: int) -> None:
         """How a cell ended, from its folder first and its child's exit code second."""
+        state = child.state
+        state.code = code
         status = state.folder.status()
         if status == "finished":
             state.set("finished")
@@ -203,7 +210,9 @@ class InlineLauncher:
         elif code in _STOPPED or (self.stop.signum and status != "failed"):
             state.set("interrupted", f"stopped by signal {self.stop.signum or code - 128}")
         else:
-            reason = f"killed by {_signal_name(-code)}" if code < 0 else last_line(state.log)
+            own = status == "failed" and len(state.folder.attempts()) > child.attempts
+            said = _reason(state.folder) if own else ""  # else it is an earlier attempt's
+            reason = f"killed by {_signal_name(-code)}" if code < 0 else said or last_line(state.log)
             state.set("failed", reason or f"exit code {code}")
             if status == "queued":  # it never came as far as to say so itself
                 state.folder.update(status="failed", reason=state.reason)
@@ -218,7 +227,7 @@ class InlineLauncher:
             if status == "finished":
                 state.set("finished")
             elif status == "failed" and len(state.folder.attempts()) > state.attempts:
-                state.set("failed", str(state.folder.info().get("reason") or "") or last_line(state.log))
+                state.set("failed", _reason(state.folder) or last_line(state.log))
             else:  # left unfinished
                 state.set("waiting")
             self.watch.changed(state)
@@ -269,6 +278,11 @@ def child_environment(present: Mapping[str, str], jobs: int, cores: int | None =
     if jobs > 1:
         found.setdefault("OMP_NUM_THREADS", str(max(1, (cores or len(os.sched_getaffinity(0))) // jobs)))
     return found
+
+
+def _reason(folder: RunFolder) -> str:
+    """What a run says of its own end."""
+    return str(folder.info().get("reason") or "")
 
 
 def _signal_name(number: int) -> str:

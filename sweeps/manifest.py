@@ -43,6 +43,11 @@ class RunInfo:
     sweep: str | None = None
     reason: str = ""
 
+    @property
+    def evaluates(self) -> bool:
+        """An evaluation, or a sweep of such."""
+        return "eval" in (self.kind, self.method)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
@@ -99,8 +104,13 @@ def survey(root: str | os.PathLike[str]) -> tuple[list[RunInfo], dict[Path, str]
     return newest, dict(sorted(damaged.items()))
 
 
-def resolve(root: str | os.PathLike[str], text: str) -> RunFolder:
+def resolve(root: str | os.PathLike[str], text: str, *, trained: bool = False) -> RunFolder:
     """The run that `text` means: `latest`, a path, a run id, a unique prefix of one, or a name.
+
+    Args:
+        root: folder of the runs.
+        text: as typed.
+        trained: `latest` is the newest that trains, or a sweep of such: no evaluation.
 
     Raises:
         RunFolderError: none or several; the message lists the near ones.
@@ -118,7 +128,7 @@ def resolve(root: str | os.PathLike[str], text: str) -> RunFolder:
     if not runs:
         raise RunFolderError(f"no runs in {Path(root).absolute()}; start one with `racelab train`")
     if text == "latest":
-        return RunFolder.open(runs[0].path)
+        return RunFolder.open(_latest(root, runs, trained).path)
     for matches in (
         [info for info in runs if info.run_id == text],
         [info for info in runs if info.name == text],
@@ -131,6 +141,15 @@ def resolve(root: str | os.PathLike[str], text: str) -> RunFolder:
                 f"{text!r} means {len(matches)} runs: {_several(matches)}; give the whole run id"
             )
     raise RunFolderError(f"no run {text!r} in {Path(root).absolute()}; {_near(text, runs)}")
+
+
+def _latest(root: str | os.PathLike[str], runs: list[RunInfo], trained: bool) -> RunInfo:
+    found = next((info for info in runs if not (trained and info.evaluates)), None)
+    if found is None:
+        raise RunFolderError(
+            f"no run in {Path(root).absolute()} has trained, all are evaluations; start one with `racelab train`"
+        )
+    return found
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:

@@ -65,7 +65,8 @@ _CUT: Final = frozenset({"budget", "interrupted"})
 def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
     """A cell as it stands: cell, run_id, label, seed, status, reason, wall_s and its numbers (None: not known).
 
-    That of an evaluation has `scores` too: benchmark -> score, and `avg` where there is one.
+    That of an evaluation has `scores` too: benchmark -> score, and `avg` where there is one; and `lost`: benchmark ->
+    examples without an answer. One that failed for those has its scores all the same.
     """
     info = folder.info()
     status = status or folder.status()
@@ -78,10 +79,12 @@ def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
         "reason": "" if status == "finished" else str(info.get("reason") or ""),
         **dict.fromkeys(NAMES),
     }
-    summary = _summary(folder) if status == "finished" else {}
+    evaluates = info.get("kind") == "eval"
+    ended = status == "finished" or (evaluates and status == "failed")
+    summary = _summary(folder) if ended else {}
     row |= numbers(summary)
-    if info.get("kind") == "eval":
-        row["scores"] = scores(summary)
+    if evaluates:
+        row |= {"scores": scores(summary), "lost": lost(summary)}
     row["wall_s"] = wall_seconds(folder)
     return row
 
@@ -117,6 +120,14 @@ def scores(summary: Mapping[str, Any]) -> dict[str, float]:
     labels = stored if isinstance(stored, Mapping) else {}
     found = {str(label): _at(labels, (label, "value")) for label in labels} | {"avg": _at(summary, ("avg",))}
     return {label: value for label, value in found.items() if value is not None}
+
+
+def lost(summary: Mapping[str, Any]) -> dict[str, int]:
+    """Benchmark -> examples without an answer, of those that have such."""
+    stored = summary.get("scores")
+    labels = stored if isinstance(stored, Mapping) else {}
+    found = {str(label): _at(labels, (label, "lost")) for label in labels}
+    return {label: int(count) for label, count in found.items() if count}
 
 
 def _at(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:

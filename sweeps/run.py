@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from racelab.experiments.errors import ConfigError, RunFolderError
+from racelab.experiments.errors import ConfigError, RunFolderError, UnreachableError
 from racelab.experiments.runfolder import RunExistsError, RunFolder
 from racelab.experiments.signals import StopRequest
 from racelab.experiments.tracking.address import stored_config
@@ -24,6 +24,7 @@ from racelab.sweeps.record import Recorder, Row, cell_row, state_row
 
 NEW: Final = "new"
 """Status of a cell without a folder."""
+_UNREACHABLE: Final = UnreachableError.exit_code
 _MANY: Final = 50
 """From here on it takes seconds to make the folders."""
 
@@ -134,7 +135,7 @@ class Result:
 
     Attributes:
         status: finished, failed (some cell did) or interrupted.
-        exit_code: 0, 1, or 128 + the signal that stopped it.
+        exit_code: 0, 128 + the signal that stopped it, 4 where every cell that failed ended with that, else 1.
         states: every cell.
         rows: the row of every cell, in the same order.
         folder: the sweep's own.
@@ -229,7 +230,10 @@ def _end(states: Sequence[CellState], stop: StopRequest) -> tuple[str, int]:
     """Status and exit code of the sweep."""
     if all(state.status == "finished" for state in states):
         return "finished", 0
-    return ("interrupted", stop.exit_code) if stop.signum else ("failed", 1)
+    if stop.signum:
+        return "interrupted", stop.exit_code
+    out_of_reach = all(state.code == _UNREACHABLE for state in states if state.status != "finished")
+    return "failed", _UNREACHABLE if out_of_reach else 1
 
 
 def note_reused(sweep: RunFolder, cells: Sequence[RunFolder]) -> None:

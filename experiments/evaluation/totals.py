@@ -59,7 +59,8 @@ class Total:
     Attributes:
         label: benchmark, or one of IFEval's two.
         metric: name of the score.
-        value: the score, a fraction in [0, 1]; NaN without any scored example.
+        value: the score, a fraction in [0, 1] (RewardBench 2: up to 1.0017, for its authors' term of .01 in Ties); NaN
+            without any scored example.
         n: examples with a score, the unparsed ones included.
         unparsed: of those, answers in which nothing could be scored.
         lost: examples without an answer; not in `n`.
@@ -132,9 +133,9 @@ def metrics_of(totals: Mapping[str, Total], suite: str, average_too: bool = Fals
         if not math.isnan(one.value):
             found[f"eval/{suite}/{label}"] = one.value
         found |= {f"eval/{suite}/{label}_{name}": value for name, value in one.more.items()}
-        found |= {f"eval/{suite}/{label}_n": float(one.n)}
-        found |= {f"eval/{suite}/{label}_unparsed": float(one.unparsed)} if one.unparsed else {}
-        found |= {f"eval/{suite}/{label}_lost": float(one.lost)} if one.lost else {}
+        # the counts are there when they are 0 too: an evaluation that goes on must overwrite those of before
+        counts = {"n": one.n, "unparsed": one.unparsed, "lost": one.lost}
+        found |= {f"eval/{suite}/{label}_{name}": float(count) for name, count in counts.items()}
     mean = average(totals, suite) if average_too else None
     return found if mean is None else {**found, f"eval/{suite}/avg": mean}
 

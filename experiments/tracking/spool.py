@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from racelab.experiments import fence
 from racelab.experiments.errors import DataError, RunFolderError
-from racelab.experiments.fsio import explain
+from racelab.experiments.fsio import explain, unwritten
 from racelab.experiments.runfolder import RunFolder
 
 Record = dict[str, Any]
@@ -62,7 +62,7 @@ class SpoolWriter:
             self.offset = whole_lines(self._fd)
             os.ftruncate(self._fd, self.offset)
         except OSError as error:
-            raise RunFolderError(f"cannot open {path}: {explain(error)}") from error
+            raise unwritten(f"cannot open {path}", error) from error
         self.lines = 0
         """Lines written through this writer."""
 
@@ -70,7 +70,8 @@ class SpoolWriter:
         """Writes the records in one call; each gets its `ts`.
 
         Raises:
-            RunFolderError: the disk is full; the lines before are whole and none of the new ones is there.
+            DiskError: the disk is full; the lines before are whole and none of the new ones is there.
+            RunFolderError: it cannot be written; the same.
             FencedError: this process was replaced; none of the new lines is there.
             ValueError: a record that JSON cannot hold, or of an unknown kind.
         """
@@ -86,7 +87,7 @@ class SpoolWriter:
                 done += os.pwrite(self._fd, memoryview(data)[done:], self.offset + done)
         except OSError as error:
             os.ftruncate(self._fd, self.offset)
-            raise RunFolderError(f"cannot append to {self.path}: {explain(error)}") from error
+            raise unwritten(f"cannot append to {self.path}", error) from error
         self.offset += len(data)
         self.lines += len(lines)
 
@@ -95,7 +96,7 @@ class SpoolWriter:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise RunFolderError(f"cannot flush {self.path}: {explain(error)}") from error
+            raise unwritten(f"cannot flush {self.path}", error) from error
         return self.offset
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from racelab.experiments import fence
 from racelab.experiments.errors import RunFolderError
-from racelab.experiments.fsio import explain, read_json, rename, unique, write_json_atomic
+from racelab.experiments.fsio import read_json, rename, unique, unwritten, write_json_atomic
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import Record, last_end, read_spool, spool_files
 
@@ -227,7 +227,7 @@ def _write_all(run: RunFolder, kinds: Mapping[str, Columns]) -> dict[str, Any]:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"cannot write the tables of {run.path}: {explain(error)}") from error
+        raise unwritten(f"cannot write the tables of {run.path}", error) from error
     builders = {name: _Builder(name, folder, columns) for name, columns in kinds.items()}
     try:
         for record in read_spool(run):
@@ -237,7 +237,7 @@ def _write_all(run: RunFolder, kinds: Mapping[str, Columns]) -> dict[str, Any]:
                     builders[table].add(row)
         return {name: builder.finish() for name, builder in sorted(builders.items())}
     except OSError as error:
-        raise RunFolderError(f"cannot write the tables of {run.path}: {explain(error)}") from error
+        raise unwritten(f"cannot write the tables of {run.path}", error) from error
     finally:
         for builder in builders.values():
             builder.discard()

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from racelab.analysis.summary import summarise
+from racelab.cli.eval_view import print_eval_cells
 from racelab.experiments.runfolder import RunFolder
 from racelab.sweeps.record import cell_row, means
 
@@ -69,7 +70,7 @@ def test_a_small_lead_after_holm_is_no_claim(root: Path, call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "options", "message"),
     [
-        (["eval.limit=5"], {}, "differ in eval.limit (--limit): all and 5"),
+        (["eval.limit=5"], {"data": "d2"}, "differ in eval.limit (--limit): all and 5"),
         (["eval.quirks=[]"], {}, "differ in eval.quirks"),
         (["eval.protocol=lm-eval"], {}, "differ in eval.protocol: olmo3-adapt and lm-eval"),
         (["eval.thinking=strip"], {}, "differ in eval.thinking: protocol and strip"),
@@ -86,6 +87,33 @@ def test_unlike_things_are_refused(
     assert message in done.err
     assert done.err.count("\n") == 1
     assert done.out == ""
+
+
+def test_the_examples_count_not_the_limit(root: Path, call: Call) -> None:
+    a, b = make_eval(root, {"gsm8k": GOOD}), make_eval(root, {"gsm8k": HALF}, "eval.limit=20")
+    done = call("compare", a.run_id, b.run_id)
+    assert done.code == 0, done.err
+    for run in (a, b):
+        (run.path / "setup.json").unlink()
+    assert "differ in eval.limit (--limit): all and 20" in call("compare", a.run_id, b.run_id).err
+
+
+def test_an_evaluation_on_both_sides_is_refused(root: Path, call: Call) -> None:
+    a, b, k = (make_eval(root, {"gsm8k": GOOD}, seed=seed).run_id for seed in (0, 0, 1))
+    for sides in ((f"{a},{k}", f"{b},{k}"), (k, k)):
+        done = call("compare", *sides)
+        assert (done.code, f"{k} stands on both sides" in done.err) == (2, True)
+
+
+def test_p_of_a_benchmark_does_not_depend_on_the_others(root: Path, call: Call) -> None:
+    """Fifteen of 30 examples differ: the sign flips are drawn, not gone through."""
+    some, other = [1.0] * 10 + [0.0] * 20, [0.0] * 10 + [1.0] * 6 + [0.0] * 14
+    a, b = (make_eval(root, {"gsm8k": one, "mmlu": one}) for one in (some, other))
+    both = call("compare", a.run_id, b.run_id, "--json").json()["benchmarks"]
+    alone = call("compare", a.run_id, b.run_id, "--benchmarks", "mmlu", "--json").json()["benchmarks"]
+    for key in ("p", "difference"):
+        assert alone["mmlu"][key] == both["mmlu"][key]
+    assert both["gsm8k"]["p"] != both["mmlu"]["p"]
 
 
 def test_another_suite_or_judge_is_refused(root: Path, call: Call) -> None:
@@ -206,6 +234,21 @@ def test_a_sweep_records_scores_and_their_spread(root: Path) -> None:
     found = means(rows)
     assert found["eval-race-x/gsm8k"] == 0.75
     assert found["eval-race-x/gsm8k_std"] == pytest.approx(0.35355, abs=1e-5)
+
+
+def test_a_cell_that_lost_examples_has_its_scores_and_counts_them(root: Path, capsys: Any) -> None:
+    run = make_eval(root, {"gsm8k": [1.0, 0.0, None], "gpqa": HALF}, status="failed")
+    row = cell_row(run, "x")
+    assert (row["status"], row["scores"], row["lost"]) == (
+        "failed",
+        {"gsm8k": 0.5, "gpqa": 0.5},
+        {"gsm8k": 1},
+    )
+    assert means([row]) == {}
+    print_eval_cells([row])
+    head, *_, line = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["lost", "took"]
+    assert line.split()[5] == "1"
 
 
 def _sweep(root: Path, name: str, cells: list[tuple[str, RunFolder]]) -> RunFolder:

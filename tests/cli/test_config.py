@@ -84,6 +84,21 @@ def test_diff_takes_overrides_and_runs(call: Call, make_run: Make) -> None:
     assert "no difference" in same.err
 
 
+def test_show_takes_what_diff_takes(call: Call, make_run: Make) -> None:
+    run = make_run(overrides=("tracking=none", "run.seed=7"))
+    assert call("config", "show", run.run_id, "--json").json()["run"]["seed"] == 7
+    assert yaml.safe_load(call("config", "show", "latest").out)["run"]["seed"] == 7
+    assert call("config", "show", "latest", "--explain", "run.seed").out.startswith("run.seed: 7\n")
+    assert call("config", "show", "sane").out == call("config", "show", "preset=sane").out
+    for words, said in (
+        (["latest", "run.seed=8"], "latest is shown as it stands"),
+        (["latest", "--source"], "leave --source out"),
+        (["papr"], "neither a preset nor a run"),
+    ):
+        done = call("config", "show", *words)
+        assert (done.code, said in done.err) == (2, True), done.err
+
+
 def test_diff_of_words_with_an_open_quotation_mark_is_one_line(call: Call) -> None:
     result = call("config", "diff", "embedded", "run.name='a")
     assert result.code == 2

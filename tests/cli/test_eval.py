@@ -20,6 +20,7 @@ from racelab.experiments.tracking.spool import read_spool
 from ..experiments.api_server import ApiServer, Behaviour, ok, status, truncated
 from ..experiments.tiny_run import overrides, write_tiny_model
 from .conftest import Result
+from .eval_folders import make_eval
 
 Call = Callable[..., Result]
 QUIET = ("tracking=none",)
@@ -194,6 +195,19 @@ def test_what_no_server_answered_is_lost_not_wrong_and_asked_again(call: Call, h
     assert (scores["value"], scores["n"], scores["lost"]) == (1.0, 4, 0)
 
 
+def test_how_far_a_stopped_evaluation_came_is_said_in_examples(call: Call, home: Path) -> None:
+    def script(prompt: str) -> Behaviour | None:
+        if "five plus six" in prompt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+        return next((boxed(n) for words, n in SUMS if words in prompt), ok("yes"))
+
+    words = ["--benchmarks", "gsm8k", f"eval.data.gsm8k={gsm8k(home)}", "server.concurrency=1", *QUIET]
+    with served(script) as server:
+        done = call("eval", server.url, *words)
+    assert (done.code, "stopped by signal 15 after 2 of 4 examples" in done.err) == (143, True), done.err
+
+
 def test_a_cut_answer_is_kept_as_cut(call: Call, home: Path) -> None:
     with served(lambda prompt: truncated("Therefore, the final ans")) as server:
         words = [
@@ -224,6 +238,8 @@ def test_a_cut_answer_is_kept_as_cut(call: Call, home: Path) -> None:
         (["eval", "embedded", "--benchmarks", "gsm8k", "subject.checkpoint=3"], "subject.checkpoint"),
         (["eval", "embedded", "--benchmarks", "gsm8k", "eval.limit=0"], "eval.limit"),
         (["eval", "latest", "--resume", "x"], "leave latest out"),
+        (["eval", "http://a/v1", "subject.source=embedded"], "leave one of them out"),
+        (["eval", "embedded", "+subject.source=org/name"], "leave one of them out"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_made(
@@ -356,3 +372,12 @@ def test_a_training_run_is_evaluated_at_its_checkpoint(model: Path, tmp_path: Pa
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     logged = client.get_run(evaluation.info()["mlflow_run_id"])
     assert "eval/race/gsm8k" in logged.data.metrics
+
+
+def test_latest_is_the_newest_that_trained(
+    call: Call, home: Path, make_run: Callable[..., RunFolder]
+) -> None:
+    run = make_run("mine")
+    make_eval(home / "runs", {"gsm8k": [1.0]}).update(started="2999-01-01T00:00:00.000+00:00")
+    done = call("eval", "latest", "--benchmarks", "gsm8k", f"eval.data.gsm8k={gsm8k(home)}")
+    assert (done.code, f"run {run.run_id} has no checkpoint" in done.err) == (2, True), done.err

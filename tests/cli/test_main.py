@@ -144,6 +144,7 @@ def test_mistakes_are_one_line_on_stderr_and_exit_with_2(
         (errors.DataError("a"), 2),
         (errors.ModelError("a"), 2),
         (errors.RunFolderError("a"), 2),
+        (errors.DiskError("a"), 1),
         (errors.MissingDependencyError("a"), 2),
         (errors.UnreachableError("a"), 4),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2),

@@ -17,7 +17,7 @@ import pytest
 
 from racelab.experiments import fsio
 from racelab.experiments.environment import git_diff, redact
-from racelab.experiments.errors import RunFolderError
+from racelab.experiments.errors import DiskError, RunFolderError
 from racelab.experiments.runfolder import STALE_S, RunFolder, read_json, write_json_atomic
 
 HOLD = """
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_the_old_json(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(fsio.os, "fsync", full)
-    with pytest.raises(RunFolderError, match=r"a\.json: no space left on the disk; free some") as caught:
+    with pytest.raises(DiskError, match=r"a\.json: no space left on the disk; free some") as caught:
         write_json_atomic(path, {"v": 2})
     assert "\n" not in str(caught.value)
     assert json.loads(path.read_text()) == {"v": 1}

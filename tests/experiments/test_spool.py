@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racelab.experiments import fence
-from racelab.experiments.errors import DataError, FencedError, RunFolderError
+from racelab.experiments.errors import DataError, DiskError, FencedError
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking import spool as spool_module
 from racelab.experiments.tracking.spool import (
@@ -108,7 +108,7 @@ def test_a_full_disk_loses_no_earlier_line(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(spool_module.os, "pwrite", half)
-    with pytest.raises(RunFolderError, match=r"1\.jsonl: no space left on the disk; free some"):
+    with pytest.raises(DiskError, match=r"1\.jsonl: no space left on the disk; free some"):
         writer.append([metrics(2, a=2)])
     assert (tmp_path / "1.jsonl").stat().st_size == writer.offset  # the part that did fit is gone
     monkeypatch.undo()

@@ -40,6 +40,10 @@ with StopRequest() as stop, run.lock():
     if what == "fail":
         run.update(status="failed", reason="the loss is not finite")
         sys.exit("error: the loss is not finite")
+    if what == "lose":
+        run.update(status="failed", reason="3 examples got no answer")
+        print("{\\n}")
+        sys.exit(4)
     end = time.monotonic() + (60 if what == "long" else 0.3)
     while time.monotonic() < end and not stop.signum:
         time.sleep(0.02)
@@ -101,6 +105,17 @@ def test_no_end_of_one_cell_touches_another(states: list[CellState]) -> None:
     ]
     assert [state.folder.status() for state in states] == ["failed", "stale", "failed", "finished"]
     assert states[2].folder.info()["reason"] == "no model in there"
+
+
+def test_the_reason_is_the_runs_own_where_this_child_gave_one(states: list[CellState]) -> None:
+    """The last lines of the log are the result's JSON; a child that does not come so far leaves an old reason."""
+    ask(states[0], "lose")
+    assert run(states[:1]) == ["failed"]
+    assert (states[0].reason, states[0].code) == ("3 examples got no answer", 4)
+    ask(states[0], "refuse")
+    states[0].set("waiting")
+    assert run(states[:1]) == ["failed"]
+    assert (states[0].reason, states[0].code) == ("no model in there", 1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

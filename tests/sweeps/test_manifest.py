@@ -94,3 +94,18 @@ def test_a_damaged_run_keeps_no_other_from_being_listed(tmp_path: Path) -> None:
     assert [info.name for info in found] == ["y"]
     assert list(damaged) == [bad.path]
     assert "steps is 'many'" in damaged[bad.path]
+
+
+def test_the_newest_that_trained_is_no_evaluation(tmp_path: Path) -> None:
+    make(tmp_path, "old", 1, kind="train", method="race")
+    with_cells = make(tmp_path, "cells", 2, kind="sweep", method="race")
+    evaluation = make(tmp_path, "eval", 3, kind="eval", method="eval")
+    several = make(tmp_path, "evals", 4, kind="sweep", method="eval")
+    assert resolve(tmp_path, "latest") == several
+    assert resolve(tmp_path, "latest", trained=True) == with_cells
+    assert resolve(tmp_path, evaluation.run_id, trained=True) == evaluation
+    make(tmp_path / "other", "eval", 1, kind="eval", method="eval")
+    with pytest.raises(
+        RunFolderError, match="has trained, all are evaluations; start one with `racelab train`"
+    ):
+        resolve(tmp_path / "other", "latest", trained=True)

@@ -21,7 +21,7 @@ from racelab.sweeps import launch
 from racelab.sweeps.cells import Cell, Spec, make_cells, open_cell
 from racelab.sweeps.launch import CellState
 from racelab.sweeps.record import cell_row, last_stamp, means, numbers, wall_seconds
-from racelab.sweeps.run import Plan, make_plan, members, open_sweep, rows_of, run_sweep
+from racelab.sweeps.run import Plan, _end, make_plan, members, open_sweep, rows_of, run_sweep
 
 SUMMARY = {
     "steps": {"policy": 8, "rubric": 3},
@@ -405,3 +405,24 @@ def test_wall_seconds_are_over_all_attempts(tmp_path: Path) -> None:
         writer.append([{"kind": "metrics", "step": 1, "values": {}}])
     assert wall_seconds(run) == pytest.approx(7.5)
     assert math.isclose(cell_row(run, "x", "finished")["wall_s"], 7.5)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ([("finished", 0), ("failed", 4)], 4),
+        ([("failed", 4), ("failed", 4)], 4),
+        ([("failed", 4), ("failed", 1)], 1),
+        ([("failed", 4), ("failed", None)], 1),
+        ([("finished", 0), ("finished", None)], 0),
+    ],
+)
+def test_a_sweep_that_lacked_only_a_server_ends_with_4(
+    tmp_path: Path, cells: list[Cell], ends: list[tuple[launch.Status, int | None]], code: int
+) -> None:
+    states = [
+        CellState(cell, open_cell(tmp_path, cell, cell.cell_id, "s"), status, code=own)
+        for cell, (status, own) in zip(cells, ends, strict=False)
+    ]
+    with StopRequest() as stop:
+        assert _end(states, stop)[1] == code

@@ -43,7 +43,7 @@ class Mmlu:
         return (HubSource("cais/mmlu", "test", config="all"),)
 
     def read(self, records: Iterable[Record]) -> list[Example]:
-        """Columns: subject, question, choices (four texts), answer (0 to 3, or a letter).
+        """Columns: subject (or task, as of a file's name), question, choices (four texts), answer (0 to 3, or A to D).
 
         Raises:
             DataError: a field is missing or of the wrong type, or the answer is none of the choices.
@@ -51,7 +51,8 @@ class Mmlu:
         seen: Counter[str] = Counter()
         examples = []
         for where, record in records:
-            subject = text_field(record, "subject", where)
+            column = "task" if "task" in record and "subject" not in record else "subject"
+            subject = text_field(record, column, where)
             choices = texts_field(record, "choices", where, least=2, blank=True)
             if len(choices) > len(LABELS):
                 raise DataError(f"{where}: field 'choices' holds {len(choices)} texts; MMLU has four")

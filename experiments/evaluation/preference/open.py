@@ -106,7 +106,17 @@ def find_rater(config: EvalRunConfig, found: Found) -> tuple[str, ...]:
     refuse(config, found)
     if config.eval.rater == "reward-model":
         return (f"rated by the reward model {_short(config.subject.source)}",)
-    return (f"judged by {find_inputs(config, found).name}",)
+    return (f"judged by {find_inputs(config, found).name}", *_made_for_another(config, found))
+
+
+def _made_for_another(config: EvalRunConfig, found: Found) -> tuple[str, ...]:
+    """A line where the likelihood judge rates what it was not made for: rubrics of another model than the packaged."""
+    if config.judge.kind != "likelihood" or (found.folder is not None and found.folder == _packaged()):
+        return ()
+    return (
+        "the likelihood judge is made for the embedded model and runs trained from it; --judge MODEL|URL or "
+        "judge=qwen3-1.7b names another",
+    )
 
 
 def refuse(config: EvalRunConfig, found: Found) -> None:

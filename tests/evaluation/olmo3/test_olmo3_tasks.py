@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racelab.experiments.errors import DataError
+from racelab.experiments.evaluation.data import read_local
 from racelab.experiments.evaluation.olmo3.agieval import AgiEval
 from racelab.experiments.evaluation.olmo3.bbh import Bbh
 from racelab.experiments.evaluation.olmo3.common import TaskSettings
@@ -118,6 +120,16 @@ def test_sums_below_zero():
     assert [score(task, record, r"the answer is \boxed{-5}")[0] for task in (on, off)] == [0.0, 1.0]
     assert [score(task, record, r"the answer is \boxed{5}")[0] for task in (on, off)] == [1.0, 0.0]
     assert [score(task, record, "it is -5")[0] for task in (on, off)] == [1.0, 1.0]
+
+
+def test_a_files_name_stands_for_the_subject_of_mmlu(tmp_path):
+    bare = {key: value for key, value in MMLU.items() if key != "subject"}
+    (tmp_path / "anatomy.jsonl").write_text(json.dumps(bare) + "\n")
+    (tmp_path / "own.jsonl").write_text(json.dumps({**MMLU, "subject": "marketing"}) + "\n")
+    examples = Mmlu(PLAIN).read(read_local(str(tmp_path), "eval.data.mmlu"))
+    assert [example.domain for example in examples] == ["anatomy", "marketing"]
+    with pytest.raises(DataError, match="'subject'"):
+        Mmlu(PLAIN).read([("f:1", bare)])
 
 
 def test_mmlu():

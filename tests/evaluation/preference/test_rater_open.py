@@ -125,6 +125,18 @@ def test_a_server_is_asked_before_anything_is_loaded(model):
         find_rater(c, found_at(model))
 
 
+def test_a_likelihood_judge_of_another_model_is_called_so(packaged, tmp_path):
+    other = find_rater(config(), found_at(tmp_path))
+    assert (other[0], "judge=qwen3-1.7b names another" in other[1]) == (
+        "judged by likelihood/smollm2-135m",
+        True,
+    )
+    assert len(find_rater(config(), found_at(packaged, "packaged"))) == 1
+    run, _ = trained(tmp_path / "runs")
+    assert len(find_rater(config(), found_at(packaged, "run", run))) == 1
+    assert len(find_rater(config("judge=digit", f"judge.source={packaged}"), found_at(tmp_path))) == 1
+
+
 def test_a_rubric_is_asked_for_as_the_run_was_trained(packaged, tmp_path):
     run, _ = trained(tmp_path)
     found = found_at(packaged, "run", run)
