@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from racelab.analysis.paired import score_interval
-from racelab.configs.schema_eval import PROTOCOL_QUIRKS, EvalRunConfig
+from racelab.configs.schema_eval import PROTOCOL_QUIRKS, QUIRK_BENCHMARKS, EvalRunConfig
 from racelab.experiments.evaluation.preference.judgebench import judgebench_notes, judgebench_total
 from racelab.experiments.evaluation.rows import recorded
 from racelab.experiments.evaluation.totals import Row, Total, average, suite_totals
@@ -92,7 +92,18 @@ def _notes(run_id: str, config: EvalRunConfig, totals: Mapping[str, Total], rows
     ]
     if "judgebench" in totals:
         found += judgebench_notes(judgebench_total(_scored(_of(rows, "judgebench"))))
+        found += _one_game(config)
     return found + _quirk_notes(config)
+
+
+def _one_game(config: EvalRunConfig) -> list[str]:
+    """JudgeBench's second game is another draw of the judge: where it draws nothing there is one game."""
+    if config.eval.rater == "reward-model" or getattr(config.judge, "temperature", 0.0) > 0:
+        return []
+    return [
+        f"judgebench: judge={config.judge.kind} draws nothing, so its two games are one; JudgeBench's judge is sampled "
+        "at T 0.6 (--judge URL, judge=qwen3-1.7b)"
+    ]
 
 
 def _scored(rows: Sequence[Row]) -> list[Row]:
@@ -104,9 +115,12 @@ def _alike(rows: Sequence[Row]) -> bool:
 
 
 def _quirk_notes(config: EvalRunConfig) -> list[str]:
-    """Quirks beside the protocol's own, and its own that are off."""
-    own = frozenset(PROTOCOL_QUIRKS) if config.eval.protocol == "olmo3-adapt" else frozenset()
-    now = config.eval.in_force
+    """Quirks beside the protocol's own, and its own that are off, of the benchmarks that were asked."""
+    asked = {
+        quirk for quirk, of in QUIRK_BENCHMARKS.items() if not set(of).isdisjoint(config.eval.benchmarks)
+    }
+    own = asked.intersection(PROTOCOL_QUIRKS) if config.eval.protocol == "olmo3-adapt" else set()
+    now = config.eval.in_force & asked
     found = []
     if now - own:
         found.append(f"quirks on that the protocol does not have: {', '.join(sorted(now - own))}")

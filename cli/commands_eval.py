@@ -40,7 +40,12 @@ def register(app: typer.Typer, run: Callable[..., int]) -> None:
             str | None, typer.Option(metavar="NAME", help="olmo3-adapt (the default) or lm-eval.")
         ] = None,
         judge: Annotated[
-            str | None, typer.Option(metavar="MODEL|URL", help="rubric suite: who scores under the rubric.")
+            str | None,
+            typer.Option(
+                metavar="MODEL|URL",
+                help="rubric suite: who scores under the rubric. A URL is asked at T 0.6 with room to think, unless "
+                "judge=api says greedily; a model is greedy, unless judge=qwen3-1.7b says otherwise.",
+            ),
         ] = None,
         seeds: Seeds = None,
         resume: Annotated[

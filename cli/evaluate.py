@@ -15,6 +15,7 @@ from racelab.cli.eval_view import make_progress, print_eval_cells, print_scores
 from racelab.cli.sweep import Options, is_planning, run_cells, seeded
 from racelab.cli.train import calm_threads, command, parse_seeds, reference, run_root
 from racelab.configs.compose import Composed, compose, read_composed
+from racelab.configs.idle_eval import refuse_idle
 from racelab.configs.schema_eval import BENCHMARKS, EvalRunConfig
 from racelab.configs.schema_launcher import asked_of_slurm
 from racelab.configs.suggest import did_you_mean, near
@@ -54,11 +55,19 @@ def evaluate(
     overrides = [word for word in words if not _is_target(word)]
     if resume is not None:
         return _resume(resume, words, json_output)
-    options = [f"suite={suite}", *_option_words(protocol, benchmarks, limit), *_judge_words(judge, overrides)]
+    judged = _judge_words(judge, overrides)
+    options = [f"suite={suite}", *_option_words(protocol, benchmarks, limit), *judged]
     subjects = _subjects(targets, overrides)
     sets = [(label, [*options, *subject, *overrides]) for label, subject in subjects]
     several = len(sets) > 1 or seeds is not None or fresh or jobs > 1
     composed = compose(sets[0][1], config_dirs)
+    assert isinstance(composed.config, EvalRunConfig)
+    refuse_idle(
+        [*judged, *overrides],
+        composed.config,
+        [word.partition("=")[2].strip("'") for _, subject in subjects for word in subject],
+        dict.fromkeys(judged, f"--judge {judge}"),
+    )
     launcher = asked_of_slurm(composed.config.launcher, composed.config.backend)
     if several or dry_run or launcher is not None or is_planning():
         shared = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output, print_eval_cells)
@@ -103,12 +112,15 @@ def benchmark_name(word: str) -> str:
 
 
 def _judge_words(judge: str | None, overrides: Sequence[str]) -> list[str]:
-    """A URL is asked over HTTP; a model is loaded here, and gives a JSON score unless another kind is chosen."""
+    """A URL is asked over HTTP, sampled as JudgeBench does; a model is loaded here, and gives a greedy JSON score.
+
+    Another kind may be chosen beside it: `--judge URL judge=api` is greedy too.
+    """
     if judge is None:
         return []
-    if _URL.match(judge):
-        return ["judge=api", f"judge.base_url={_quoted(judge)}"]
     chosen = any(word.partition("=")[0] == "judge" for word in overrides)
+    if _URL.match(judge):
+        return [*([] if chosen else ["judge=api-thinking"]), f"judge.base_url={_quoted(judge)}"]
     source = str(Path(judge).expanduser().absolute()) if Path(judge).expanduser().is_dir() else judge
     source = "smollm2-135m" if source == "embedded" else source
     return [*([] if chosen else ["judge=json"]), f"judge.source={_quoted(source)}"]

@@ -14,6 +14,7 @@ from racelab.cli.console import print_json, results, say
 from racelab.cli.panel import make_display
 from racelab.configs.check import reachability
 from racelab.configs.compose import Composed, compose, read_composed
+from racelab.configs.idle_eval import refuse_idle
 from racelab.configs.schema import Config
 from racelab.configs.schema_eval import EvalRunConfig
 from racelab.configs.schema_launcher import SlurmLauncherConfig, asked_of_slurm
@@ -50,6 +51,8 @@ def train(
     if jobs > 1 or fresh:
         raise ConfigError("--jobs and --fresh are for several runs; add --seeds 0,1,2, or leave them out")
     composed = compose(overrides, config_dirs)
+    if isinstance(composed.config, EvalRunConfig):
+        refuse_idle(overrides, composed.config)
     launcher = asked_of_slurm(composed.config.launcher, composed.config.backend)
     if dry_run:
         return _dry_run(composed, launcher, json_output)

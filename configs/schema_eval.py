@@ -56,6 +56,16 @@ PROTOCOL_QUIRKS: tuple[Quirk, ...] = (
     "zebralogic-number-cell",
 )
 """Those that are part of olmo3-adapt: its published scores have them. The others are accidents of one launcher."""
+QUIRK_BENCHMARKS: dict[Quirk, tuple[BenchmarkName, ...]] = {
+    "gsm8k-unsigned": ("gsm8k",),
+    "article-a": ("mmlu", "gpqa", "agieval"),
+    "bbh-bare-letter": ("bbh",),
+    "zebralogic-number-cell": ("zebralogic",),
+    "token-override": ("gsm8k", "gpqa", "bbh", "mmlu", "agieval"),
+    "rewardbench2-any-credit": ("rewardbench2",),
+    "judgebench-system-twice": ("judgebench",),
+}
+"""Quirk -> the benchmarks whose scores it changes."""
 
 
 class SubjectConfig(Section):

@@ -12,7 +12,13 @@ from dataclasses import asdict, dataclass, replace
 
 from racelab.experiments.errors import UnreachableError
 from racelab.experiments.models.chat import ChatModel, ChatRequest, Reply
-from racelab.experiments.models.judge_prompted import describe_judge, judge_fields, scores_of
+from racelab.experiments.models.judge_prompted import (
+    Reading,
+    describe_judge,
+    judge_fields,
+    scores_of,
+    settings_said,
+)
 from racelab.experiments.models.prompts.templates import JUDGE_JSON
 from racelab.experiments.rng import derived_seed
 from racelab.experiments.types import JudgeItem, JudgeReply, JudgeScores
@@ -31,6 +37,7 @@ class ApiJudgeSettings:
         draw: another number asks for other replies to the same prompts.
         strict: a server that answers nobody is an error, not a row of NaN.
     """
+        reading: of a reply; evaluations read as their benchmarks do.
 
     high: float = 100.0
     max_tokens: int = 512
@@ -40,6 +47,7 @@ class ApiJudgeSettings:
     draw: int = 0
     strict: bool = False
 
+    reading: Reading = "last_json"
 
 class ApiJudge:
     """A chat's reply that ends in {"score": number}; implements `ports.Judge`."""
@@ -56,7 +64,7 @@ class ApiJudge:
             UnreachableError: `strict`, and no request can be answered.
         """
         requests = [request for item in items for request in self._requests(item)]
-        return scores_of(items, self._replies(requests), self.settings.high)
+        return scores_of(items, self._replies(requests), self.settings.high, self.settings.reading)
 
     def redrawn(self, draw: int) -> ApiJudge:
         """The judge that asks for other replies. Also where it is greedy: a server's may differ all the same."""
@@ -65,9 +73,9 @@ class ApiJudge:
     def describe(self) -> dict[str, object]:
         """Kind, server and model, template and sampling (JSON values); no key."""
         server = self.chat.describe()
-        settings = {k: v for k, v in asdict(self.settings).items() if k not in ("draw", "strict")}
-        said = describe_judge("api", str(server.get("model", "")), JUDGE_JSON, settings)
-        return {**said, "server": server}
+        settings = settings_said(asdict(self.settings), "draw", "strict")
+        mine = describe_judge("api", str(server.get("model", "")), JUDGE_JSON, settings)
+        return {**mine, "server": server}
 
     def _requests(self, item: JudgeItem) -> Iterator[ChatRequest]:
         how = self.settings

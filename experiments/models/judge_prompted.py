@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -34,6 +35,10 @@ from racelab.experiments.types import (
 if TYPE_CHECKING:
     import torch
 
+Reading = Literal["last_json", "first_number"]
+"""How a reply is read: as judges are trained with (`parse_score`), or as JudgeBench does (`first_number`)."""
+
+_FIRST_NUMBER: Final = re.compile(r"""(["'])score\1\s*:\s*["']?([+-]?(?:\d+(?:\.\d+)?|\.\d+))""")
 _NO_THOUGHT = "<think>\n\n</think>\n\n"  # what thinking models take for "already thought"
 
 
@@ -61,6 +66,7 @@ class JsonSettings:
         top_p: nucleus.
         thinking: False puts an empty thought in front of the reply of a model that would think.
         seed: sampled replies depend on it and on the prompt's tokens, on nothing else.
+        reading: of a reply; evaluations read as their benchmarks do.
     """
 
     high: float = 100.0
@@ -69,6 +75,7 @@ class JsonSettings:
     top_p: float = 1.0
     thinking: bool = False
     seed: int = 0
+    reading: Reading = "last_json"
 
 
 class DigitJudge:
@@ -145,7 +152,7 @@ class JsonJudge:
         flat = [p for row in prefixes for p in row]
         samples = json_samples(self._model, flat, how)
         replies = [self._reply(p, sample) for p, sample in zip(flat, samples, strict=True)]
-        return scores_of(items, replies, how.high)
+        return scores_of(items, replies, how.high, how.reading)
 
     def redrawn(self, draw: int) -> JsonJudge:
         """The judge whose sampled replies are other draws; itself where nothing is drawn."""
@@ -165,24 +172,28 @@ class JsonJudge:
 
     def describe(self) -> dict[str, object]:
         """Kind, model, template and sampling (JSON values)."""
-        return describe_judge("json", self._model_id, JUDGE_JSON, asdict(self.settings))
+        return describe_judge("json", self._model_id, JUDGE_JSON, settings_said(asdict(self.settings)))
 
 
-def scores_of(items: Sequence[JudgeItem], replies: Sequence[JudgeReply], high: float) -> JudgeScores:
+def scores_of(
+    items: Sequence[JudgeItem], replies: Sequence[JudgeReply], high: float, reading: Reading = "last_json"
+) -> JudgeScores:
     """The scores that stand in a writing judge's replies, and what failed.
 
     Args:
         items: what was to be judged.
         replies: one per response of the items that have a rubric, in order.
         high: the largest score.
+        reading: of the replies.
     """
+    read = _READERS[reading]
     rest = iter(replies)
     values: list[list[float]] = []
     said: list[tuple[JudgeReply, ...]] = []
     unread = 0
     for item in items:
         row = [next(rest) for _ in item.responses] if item.rubric is not None else []
-        found = [math.nan if r.text is None else parse_score(r.text, high) for r in row]
+        found = [math.nan if r.text is None else read(r.text, high) for r in row]
         failed = [r.text is not None and math.isnan(v) for r, v in zip(row, found, strict=True)]
         said.append(
             tuple(replace(r, error="no score") if bad else r for r, bad in zip(row, failed, strict=True))
@@ -261,6 +272,27 @@ def parse_score(reply: str, high: float) -> float:
     return round(found / high, 2) if 0 <= found <= high else math.nan
 
 
+def first_number(reply: str, high: float) -> float:
+    """JudgeBench's reading: the first number after a `score` key, divided by `high`; NaN if there is none.
+
+    Thinking is stripped first. The reply need not be JSON, the number is not rounded, and one above `high` counts as it
+    stands; one below 0 is none, as the authors' own mark of a failure (-1) is.
+
+    Example:
+        >>> first_number('{"score": 80} or rather {"score": 10}', 100.0)
+        0.8
+    """
+    found = _FIRST_NUMBER.search(strip_thinking(reply))
+    number = math.nan if found is None else float(found[2])
+    return number / high if 0 <= number < math.inf else math.nan
+
+
+_READERS: Final[Mapping[Reading, Callable[[str, float], float]]] = {
+    "last_json": parse_score,
+    "first_number": first_number,
+}
+
+
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
@@ -292,6 +324,15 @@ def _per_item(items: Sequence[JudgeItem], values: Sequence[Sequence[float]]) -> 
         np.full(len(item.responses), np.nan) if item.rubric is None else np.array(row, dtype=np.float64)
         for item, row in zip(items, values, strict=True)
     )
+
+
+def settings_said(settings: dict[str, Any], *unsaid: str) -> dict[str, object]:
+    """Settings as `describe` has them: without those named, and without the reading that every training has."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in unsaid and (name, value) != ("reading", "last_json")
+    }
 
 
 def describe_judge(

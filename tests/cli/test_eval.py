@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from racelab.cli.evaluate import _judge_words
 from racelab.experiments.runfolder import RunFolder
 from racelab.experiments.tracking.spool import read_spool
 
@@ -238,6 +239,12 @@ def test_a_cut_answer_is_kept_as_cut(call: Call, home: Path) -> None:
         (["eval", "embedded", "--benchmarks", "gsm8k", "subject.checkpoint=3"], "subject.checkpoint"),
         (["eval", "embedded", "--benchmarks", "gsm8k", "eval.limit=0"], "eval.limit"),
         (["eval", "latest", "--resume", "x"], "leave latest out"),
+        (
+            ["eval", "embedded", "--judge", "http://a/v1"],
+            "--judge http://a/v1: changes nothing here: only the rubric",
+        ),
+        (["eval", "http://a/v1", "--dry-run", "eval.batch=3"], "eval.batch=3: changes nothing here"),
+        (["eval", "embedded", "--benchmarks", "gsm8k", "backend=verl"], "backend=verl: changes nothing here"),
         (["eval", "http://a/v1", "subject.source=embedded"], "leave one of them out"),
         (["eval", "embedded", "+subject.source=org/name"], "leave one of them out"),
     ],
@@ -381,3 +388,8 @@ def test_latest_is_the_newest_that_trained(
     make_eval(home / "runs", {"gsm8k": [1.0]}).update(started="2999-01-01T00:00:00.000+00:00")
     done = call("eval", "latest", "--benchmarks", "gsm8k", f"eval.data.gsm8k={gsm8k(home)}")
     assert (done.code, f"run {run.run_id} has no checkpoint" in done.err) == (2, True), done.err
+
+
+def test_a_judge_behind_a_url_is_sampled_as_the_protocol_has_it_unless_another_is_chosen() -> None:
+    assert _judge_words("http://a/v1", []) == ["judge=api-thinking", "judge.base_url='http://a/v1'"]
+    assert _judge_words("http://a/v1", ["judge=api"]) == ["judge.base_url='http://a/v1'"]

@@ -52,6 +52,15 @@ def test_scores_come_back_in_order_and_failures_are_kept_apart():
     assert isinstance(judge, Judge)
 
 
+def test_replies_are_read_as_the_settings_say():
+    chat = ScriptedChat(lambda r: '{"score": 80.5} or rather {"score": 10}')
+    scores = [
+        float(ApiJudge(chat, ApiJudgeSettings(reading=reading)).score([item("Mars")]).scores[0][0])
+        for reading in ("last_json", "first_number")
+    ]
+    assert scores == [0.1, 0.805]
+
+
 def test_the_prompt_is_that_of_the_json_judge():
     chat = ScriptedChat(lambda r: '{"score": 5}')
     how = ApiJudgeSettings(high=10, max_tokens=30, temperature=0.6, top_p=0.95)

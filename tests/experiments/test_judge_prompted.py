@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.models.judge_prompted import (
@@ -15,6 +18,7 @@ from racelab.experiments.models.judge_prompted import (
     DigitSettings,
     JsonJudge,
     JsonSettings,
+    first_number,
     parse_score,
 )
 from racelab.experiments.ports import Judge
@@ -156,6 +160,59 @@ def test_parse_score(reply, score):
 )
 def test_unreadable_scores_are_nan(reply):
     assert math.isnan(parse_score(reply, 100.0))
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('{"score": 80} or rather {"score": 10}', 0.8),
+        ('{"score": 80.5, "why": "x"', 0.805),
+        ('{"score": 80/100}', 0.8),
+        ('"score": 80', 0.8),
+        ("{'score' : '73.25'}", 0.7325),
+        ('<think>maybe {"score": 10}</think>so {"score": 90.4}', 0.904),
+        ('{"score": N/A} {"score": 7}', 0.07),
+        ('{"score": 120}', 1.2),
+        ('{"score": .5}', 0.005),
+    ],
+)
+def test_first_number(reply, score):
+    assert first_number(reply, 100.0) == score
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "80",
+        "score: 80",
+        '{"total_score": 80}',
+        '{"score": none}',
+        '{"score": -1}',
+        '<think>{"score": 5}',
+        '{"score": ' + "9" * 400,
+    ],
+)
+def test_replies_without_a_first_number_are_nan(reply):
+    assert math.isnan(first_number(reply, 100.0))
+
+
+@given(st.text() | st.text('"score: 0123.{}-<think>/', max_size=60))
+def test_any_reply_has_a_first_number_or_none(reply):
+    value = first_number(reply, 10.0)
+    assert math.isnan(value) or 0 <= value < math.inf
+
+
+def test_a_judge_reads_as_it_is_told_and_a_trainings_description_stays_as_it_was():
+    model = CharModel(reply=lambda p: '{"score": 8} or rather {"score": 1}')
+    how = JsonSettings(high=10.0, max_tokens=60)
+    trained, protocol = (
+        JsonJudge(model, settings=how),
+        JsonJudge(model, settings=replace(how, reading="first_number")),
+    )
+    assert [float(j.score([item("Mars")]).scores[0][0]) for j in (trained, protocol)] == [0.1, 0.8]
+    assert "reading" not in trained.describe()["settings"]
+    assert protocol.describe()["settings"]["reading"] == "first_number"
 
 
 def test_json_replies_are_decoded_in_one_batch_and_failures_counted():

@@ -6,6 +6,9 @@
 
 Its authors play a second game with the answers swapped. Here each answer is rated alone, so the order reaches nobody
 and the second game is another draw of the judge under the same rubric. A tie is wrong: chance is below one half.
+
+What a judge that writes has said is read by `judge_prompted.first_number`, as its authors do; their judge is sampled at
+T 0.6, top_p 0.95 in up to 16,384 tokens (judge=api-thinking).
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ from racelab.experiments.models.generator import default_templates
 from racelab.experiments.models.judge import build_judge
 from racelab.experiments.models.judge_api import ApiJudgeSettings
 from racelab.experiments.models.judge_likelihood import LikelihoodJudge
+from racelab.experiments.models.judge_prompted import JsonSettings
 
 if TYPE_CHECKING:
     from racelab.experiments.ports import Encoder, Judge, LanguageModel
@@ -209,7 +210,7 @@ def open_rater(
 
 
 def open_judge(config: EvalRunConfig, found: Found, inputs: JudgeInputs, note: Note) -> Judge:
-    """The judge, frozen, with the scales that it needs.
+    """The judge, frozen, with the scales that it needs; what it writes is read as the benchmarks' authors do.
 
     Raises:
         RacelabError: a model that cannot be run so, or samples that give no scales.
@@ -220,6 +221,8 @@ def open_judge(config: EvalRunConfig, found: Found, inputs: JudgeInputs, note: N
     if inputs.server is not None:
         assert isinstance(settings, ApiJudgeSettings)
         return build_judge("api", chat=ApiModel(inputs.server), settings=replace(settings, strict=True))
+    if isinstance(settings, JsonSettings | ApiJudgeSettings):
+        settings = replace(settings, reading="first_number")
     folder = inputs.folder or inputs.policy
     assert folder is not None
     model = _open(config, found, folder)

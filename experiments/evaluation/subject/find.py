@@ -26,6 +26,7 @@ PACKAGED: Final = {"embedded": "smollm2-135m", "smollm2-135m": "smollm2-135m"}
 """Names of the model that ships with the setup."""
 _URL: Final = re.compile(r"https?://", re.IGNORECASE)
 _HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WINDOWS: Final = ("max_position_embeddings", "n_positions")
 _PINNED: Final = ("kind", "sha256", "checkpoint_sha256", "model")
 _KINDS: Final = {
     "packaged": "the packaged model",
@@ -83,9 +84,11 @@ def find_subject(
         found = find_trained(config, run, (known or {}).get("checkpoint"))
     else:
         found = _model(s, kind)
-    if s.engine == "vllm":
+    if s.engine == "vllm":  # which knows by itself how far a model's window can be stretched
         need_vllm()
         found = replace(found, engine="vllm")
+    elif found.folder is not None:
+        _refuse_length(s.max_length, found.folder)
     if known is not None:
         _same(found.facts, known)
     return replace(found, lines=(*found.lines, *_template_lines(found.folder, s)))
@@ -175,6 +178,25 @@ def _refuse(config: EvalRunConfig, kind: SourceKind) -> None:
         )
     if config.eval.rater == "reward-model" and s.engine == "vllm":
         raise ConfigError("eval.rater=reward-model does not run in vLLM; leave subject.engine out")
+
+
+def _refuse_length(length: int | None, folder: Path) -> None:
+    """A window can be shortened only. A damaged `config.json` is left to the loading, which says what it lacks."""
+    if length is None:
+        return
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    sizes = config if isinstance(config, dict) else {}
+    inner = sizes.get("text_config")
+    every = (sizes, inner if isinstance(inner, dict) else {})
+    window = next((v for c in every for key in _WINDOWS if type(v := c.get(key)) is int), None)
+    if window is not None and length > window:
+        raise ConfigError(
+            f"subject.max_length={length} is above the model's window of {window} tokens; give at most {window}, or "
+            "leave it out"
+        )
 
 
 def _same(facts: Mapping[str, Any], known: Mapping[str, Any]) -> None:

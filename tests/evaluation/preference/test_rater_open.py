@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,21 @@ def pairs(n):
                     "response_A": "Mars", "response_B": "Pluto", "label": "A>B"})
         for k in range(n)
     ]  # fmt: skip
+
+
+def test_a_judge_of_the_paper_behind_a_server_is_sampled_and_read_as_judgebench_does(model):
+    with ApiServer(lambda prompt: ok("hi"), models={"j": {}}) as server:
+        c = config("judge=api-thinking", f"judge.base_url={server.url}")
+        opened = open_judge(c, found_at(model), find_inputs(c, found_at(model)), pytest.fail)
+    asked = judge_settings(c.judge, 0)
+    assert (asked.temperature, asked.top_p, asked.max_tokens, c.judge.timeout_s) == (0.6, 0.95, 16384, 600)
+    assert opened.settings == replace(asked, reading="first_number", strict=True)
+
+
+def test_a_judge_that_is_loaded_here_is_read_as_judgebench_does(packaged):
+    c = config("judge=json", f"judge.source={packaged}")
+    opened = open_judge(c, found_at(packaged), find_inputs(c, found_at(packaged)), pytest.fail)
+    assert opened.settings == replace(judge_settings(c.judge, 0), reading="first_number")
 
 
 def test_a_local_model_is_rated_under_a_judge_behind_a_server(model, tmp_path):

@@ -70,6 +70,15 @@ def test_a_folder_and_its_facts(world: Path) -> None:
     assert found.lines == ()
 
 
+def test_a_window_can_be_shortened_only(world: Path, run: RunFolder) -> None:
+    for source in (world / "model", run.path):
+        find_subject(evaluation(source, subject__max_length=1600), world)
+        with pytest.raises(
+            ConfigError, match=r"subject\.max_length=1601 is above .* of 1600 tokens; give at most 1600"
+        ):
+            find_subject(evaluation(source, subject__max_length=1601), world)
+
+
 def test_a_run_and_its_facts(world: Path, run: RunFolder) -> None:
     found = find_subject(evaluation(run.path), world)
     assert found.trained is not None
