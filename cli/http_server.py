@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import socket
 import socketserver
 import sys
+import urllib.parse
 from collections.abc import Mapping
+from email.message import Message
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, TypeVar
 
@@ -25,6 +29,8 @@ class JsonServer(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
+    key: str = ""
+    """What clients must send, where the handler asks for it; "": nothing."""
 
     def __init__(self, host: str, port: int, handler: type[JsonHandler]) -> None:
         """Binds; `listen` is the caller's."""
@@ -40,6 +46,21 @@ class JsonServer(ThreadingHTTPServer):
     def address(self) -> str:
         """`http://host:port`, with the port that was chosen."""
         return address(str(self.server_address[0]), int(self.server_address[1]))
+
+    def foreign(self, headers: Message) -> str:
+        """Why a request is taken for one that a web page of elsewhere sends; "" for all others.
+
+        A browser on this machine reaches what listens on loopback, and a page can have its own name point there. So
+        where nothing else keeps it out, the request must be addressed to this machine; and never may another origin
+        stand in it. Programs send no origin.
+        """
+        hosts = headers.get_all("Host", [])
+        mine = str(self.server_address[0])
+        if is_loopback(mine) and not self.key and not all(_is_local(host, mine) for host in hosts):
+            return "the Host header names another machine; ask for 127.0.0.1 or localhost"
+        own = {host.strip().lower() for host in hosts}
+        origins = {text.strip().lower().partition("://")[2] for text in headers.get_all("Origin", [])}
+        return "" if origins <= own else "requests of web pages of another origin are not answered"
 
     def server_bind(self) -> None:
         """As the base class, but for its look-up of the host's name, which can take seconds."""
@@ -88,6 +109,25 @@ def address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_local(header: str, mine: str) -> bool:
+    """Whether a Host header names this machine's own addresses; no name that others could have point there."""
+    try:
+        name = urllib.parse.urlsplit(f"//{header.strip()}").hostname or ""
+    except ValueError:
+        return False
+    return name == mine or is_loopback(name)
+
+
 def error_line(error: BaseException) -> str:
     """Kind and first line."""
     return f"error: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
@@ -96,10 +136,26 @@ def error_line(error: BaseException) -> str:
 class JsonHandler(BaseHTTPRequestHandler):
     """Reads bodies and answers in JSON."""
 
+    server: JsonServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "racelab", ""
     timeout = _IDLE_S
     disable_nagle_algorithm = True
+
+    def parse_request(self) -> bool:
+        """As the base class; then what the server takes for a web page's is refused, whatever it asks for."""
+        if not super().parse_request():
+            return False
+        why = self.server.foreign(self.headers)
+        if why:
+            self.refuse(403, why, close=True)
+        return not why
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class says of a request that it cannot read, in JSON and without what was sent."""
+        if self.request_version == self.default_request_version:  # HTTP/0.9, whose answers have no header
+            self.request_version = self.protocol_version
+        self.refuse(int(code), HTTPStatus(code).phrase.lower(), close=True)
 
     def problem(self, text: str, status: int) -> dict[str, Any]:
         """The body that says what is wrong with a request."""
@@ -115,6 +171,13 @@ class JsonHandler(BaseHTTPRequestHandler):
         else:
             return self.rfile.read(int(length))
         return None
+
+    def says_json(self) -> bool:
+        """Whether the body is said to be JSON, as no page can say unasked; if not, that has been answered."""
+        if self.headers.get_content_type() == "application/json":
+            return True
+        self.refuse(415, "the body must be JSON; send Content-Type: application/json")
+        return False
 
     def refuse(
         self, status: int, text: str, *, close: bool = False, headers: Mapping[str, str] | None = None
@@ -140,7 +203,8 @@ class JsonHandler(BaseHTTPRequestHandler):
             for name, text in extra.items():
                 self.send_header(name, text)
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
         except OSError:  # nobody waits for it any more
             self.close_connection = True
 

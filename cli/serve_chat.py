@@ -42,7 +42,6 @@ class ChatServer(JsonServer):
     name: str
     window: int
     rows: int
-    key: str = ""
     since: int = 0
 
     @property
@@ -85,6 +84,8 @@ class _Handler(JsonHandler):
             return
         if self._path() != COMPLETIONS:
             self.refuse(404, f"no such path; POST {COMPLETIONS}")
+            return
+        if not self.says_json():
             return
         try:
             request = parse(body, self.server.name, self.server.rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from typing import Final
 
 from racelab.cli import serve_vllm
 from racelab.cli.console import say
+from racelab.cli.http_server import is_loopback
 from racelab.cli.serve_chat import bound
 from racelab.experiments.errors import ConfigError
 from racelab.experiments.models.assets import resolve_model
@@ -165,13 +165,3 @@ def _key(host: str, key_env: str) -> str:
     if not re.fullmatch(r"[!-~]+", key):  # it goes into an HTTP header
         raise ConfigError(f"--key-env {key_env}: holds spaces or signs that no key has; export it again")
     return key
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -37,6 +37,7 @@ from racelab.experiments.models.api_reply import (
     completion,
     read_body,
     retry_after,
+    says_too_long,
 )
 from racelab.experiments.models.api_settings import (
     URL_VARIABLE,
@@ -173,7 +174,13 @@ class ApiModel:
     def _heed(self, asked: Sequence[tuple[str, Outcome]]) -> None:
         """Raises UnreachableError if the server answers nobody."""
         with self._lock:
-            silent = self._silence.heed([(user, o) for user, o in asked if o.calls.made])
+            silent = self._silence.heed(
+                [
+                    (user, o)
+                    for user, o in asked
+                    if o.calls.made and not (self.settings.fit and o.reply.too_long)
+                ]
+            )
         if silent:
             raise UnreachableError(
                 f"{self._url} {silent}; correct the section {self.settings.section}, or see to the server or the "
@@ -189,6 +196,10 @@ class ApiModel:
             return Outcome(known, Calls(cached=1))
         outcome = self._ask_again_and_again(request, messages, stop)
         reply = outcome.reply
+        if self.settings.fit and reply.too_long and request.max_tokens is not None and not stop.is_set():
+            # Prompt and bound together were too much: a reply that only the window bounds is shorter than the bound.
+            shorter = self._one(replace(request, max_tokens=None), stop)
+            return replace(shorter, calls=shorter.calls + Calls(retried=outcome.calls.retried + 1))
         if file is not None and reply.finished and (reply.text or reply.reasoning):
             with contextlib.suppress(RunFolderError):  # costs asking again, nothing else
                 write_json_atomic(file, _stored(reply))
@@ -211,7 +222,7 @@ class ApiModel:
                         f"no server at {self._url} ({failure}); start it, or correct {self.settings.where} or "
                         f"{URL_VARIABLE}"
                     ) from None
-                reply = Reply(None, finished=False, error=str(failure))
+                reply = Reply(None, finished=False, error=str(failure), too_long=failure.too_long)
                 outcome = Outcome(reply, Calls(failed=1), failure)
             return replace(outcome, calls=outcome.calls + Calls(made=1, retried=tries))
         raise AssertionError("unreachable")
@@ -229,6 +240,8 @@ class ApiModel:
         deadline = time.monotonic() + self.settings.timeout_s
         turns: Any = messages
         more: dict[str, Any] = {"stop": list(request.stop)} if request.stop else {}
+        if request.max_tokens is not None:
+            more["max_tokens"] = request.max_tokens
         if request.seed is not None:
             more["seed"] = request.seed
         if request.thinking is not None:
@@ -237,7 +250,6 @@ class ApiModel:
             with self._client.chat.completions.with_streaming_response.create(
                 model=self.settings.model,
                 messages=turns,
-                max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
                 extra_headers=no_key(self.settings),
@@ -275,6 +287,7 @@ class ApiModel:
             wait_s=retry_after(error.response.headers),
             refused=not again,
             general=status in _GENERAL,
+            too_long=not again and says_too_long(error.body),
         )
 
     def _cache_file(self, request: ChatRequest, messages: list[dict[str, str]]) -> Path | None:

@@ -6,6 +6,7 @@ import contextlib
 import email.utils
 import json
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,12 @@ from typing import Final
 from racelab.experiments.models.chat import Calls, Reply
 
 _MAX_BODY: Final = 16 << 20  # bytes; a completion has thousands
+_TOO_LONG: Final = re.compile(
+    r"context_length_exceeded|exceed_context_size"  # OpenAI's code, and racelab's own; llama.cpp's type
+    r"|maximum (context|model) length"  # vLLM has no code for it
+    r"|exceeds? (the )?(available )?context (size|length|window)",
+    re.IGNORECASE,
+)
 _CALLS: Final = 3  # without any reply, after retries: whoever waits longer trains on nothing
 
 
@@ -26,6 +33,7 @@ class FailedTryError(Exception):
         absent: nothing listens at the address.
         refused: an HTTP status that says that this request will never be answered.
         general: another request would have failed too (no connection, no quota).
+        too_long: the request does not fit the model's window.
     """
 
     def __init__(
@@ -37,11 +45,12 @@ class FailedTryError(Exception):
         absent: bool = False,
         refused: bool = False,
         general: bool = False,
+        too_long: bool = False,
     ) -> None:
         """Keeps the parts."""
         super().__init__(reason)
         self.again, self.wait_s, self.absent = again, wait_s, absent
-        self.refused, self.general = refused, general
+        self.refused, self.general, self.too_long = refused, general, too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,14 @@ def _count(usage: object, name: str) -> int:
     """A count of tokens; 0 where the server gives none."""
     value = usage.get(name) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def says_too_long(error: object) -> bool:
+    """Whether the error object of a refusal says that the request does not fit the window; servers differ in how."""
+    if not isinstance(error, dict):
+        return False
+    said = (error.get(name) for name in ("code", "type", "message"))
+    return any(isinstance(text, str) and _TOO_LONG.search(text[:1000]) is not None for text in said)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -40,6 +40,9 @@ class ApiSettings:
         section: of the config, for the messages.
         address_key: the config key that holds the address, for the messages; empty: the section's `base_url`.
         empty_ok: a reply without a word is a reply and not a failed try; an evaluation scores it.
+        fit: a request that the server finds too long is made once more without `max_tokens`, so that the window alone
+            bounds the reply. One that is still too long says something of the prompt and is no sign of a server that
+            answers nobody.
     """
 
     base_url: str
@@ -56,6 +59,7 @@ class ApiSettings:
     section: str = "api"
     address_key: str = ""
     empty_ok: bool = False
+    fit: bool = False
 
     @property
     def where(self) -> str:
@@ -109,6 +113,7 @@ def server_settings(
         section=section,
         address_key=address_key,
         empty_ok=empty_ok,
+        fit=True,
     )
 
 

@@ -26,7 +26,7 @@ class ChatRequest:
     Attributes:
         system: the system's turn, or None.
         user: the user's turn.
-        max_tokens: the reply is cut there.
+        max_tokens: the reply is cut there; None: only where the model's window ends.
         temperature: > 0 samples; 0 is greedy.
         top_p: nucleus; 1.0 keeps the whole distribution.
         draw: another number asks for another reply to the same turns (a second try). It only matters where the
@@ -38,7 +38,7 @@ class ChatRequest:
 
     system: str | None
     user: str
-    max_tokens: int
+    max_tokens: int | None
     temperature: float = 0.0
     top_p: float = 1.0
     draw: int = 0
@@ -70,6 +70,7 @@ class Reply:
         error: one line, empty where there is a text.
         reasoning: what a server hands over apart from the text as the model's thinking; "" if it does not.
         n_tokens: generated, thinking included, as the server counts; 0 where it does not say.
+        too_long: no reply came because the request does not fit the model's window; it never will.
     """
 
     text: str | None
@@ -78,6 +79,7 @@ class Reply:
     error: str = ""
     reasoning: str = ""
     n_tokens: int = field(default=0, compare=False)
+    too_long: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,11 @@ class LocalChat:
     def complete(self, requests: Sequence[ChatRequest]) -> list[Reply]:
         """One reply per request, in order; one that does not fit the model's window fails."""
         prefixes = [self._prefix(r) for r in requests]
-        fits = [i for i, r in enumerate(requests) if len(prefixes[i]) + r.max_tokens <= self._model.window]
+        window = self._model.window
+        fits = [i for i, r in enumerate(requests) if len(prefixes[i]) + (r.max_tokens or 1) <= window]
         samples: dict[int, Sample] = {}
         for part in self._batches(requests, fits):
-            wanted = [_generation(requests[i], prefixes[i]) for i in part]
+            wanted = [_generation(requests[i], prefixes[i], window) for i in part]
             drawn = self._model.generate(wanted, torch_generator(self._seed, _purpose(requests[part[0]])))
             samples.update((i, group[0]) for i, group in zip(part, drawn, strict=True))
         self._calls += Calls(
@@ -178,7 +181,9 @@ class LocalChat:
         return [
             Reply(before_stop(samples[i].text, r.stop), samples[i].finished, n_tokens=len(samples[i].tokens))
             if i in samples
-            else Reply(None, finished=False, error=self._too_long(len(prefixes[i]), r.max_tokens))
+            else Reply(
+                None, finished=False, error=self._too_long(len(prefixes[i]), r.max_tokens), too_long=True
+            )
             for i, r in enumerate(requests)
         ]
 
@@ -193,16 +198,19 @@ class LocalChat:
         parts = [greedy[k : k + self._batch] for k in range(0, len(greedy), self._batch)]
         return parts + [[i] for i in fits if requests[i].temperature > 0]
 
-    def _too_long(self, n_prompt: int, max_tokens: int) -> str:
+    def _too_long(self, n_prompt: int, max_tokens: int | None) -> str:
         return (
-            f"{n_prompt} tokens of prompt + {max_tokens} to generate exceed the model's window of "
+            f"{n_prompt} tokens of prompt + {max_tokens or 1} to generate exceed the model's window of "
             f"{self._model.window}"
         )
 
 
-def _generation(request: ChatRequest, prefix: tuple[int, ...]) -> GenerationRequest:
+def _generation(request: ChatRequest, prefix: tuple[int, ...], window: int) -> GenerationRequest:
     r = request
-    return GenerationRequest(prefix, 1, r.max_tokens, r.temperature, r.top_p, r.stop)
+    room = window - len(prefix)
+    return GenerationRequest(
+        prefix, 1, room if r.max_tokens is None else r.max_tokens, r.temperature, r.top_p, r.stop
+    )
 
 
 def _purpose(request: ChatRequest) -> str:

@@ -104,7 +104,7 @@ class Batches:
         """Queues a request.
 
         Raises:
-            WireError: it does not fit the model's window.
+            WireError: its messages leave no room in the model's window.
             DataError: the model's chat template refuses it.
             BusyError: the queue is full.
         """
@@ -112,9 +112,9 @@ class Batches:
         with self._text:
             prefix = tuple(self._model.converse(request.messages, request.template or {}))
         room = self._model.window - len(prefix)
-        wanted = request.max_tokens or max(room, 1)
-        if wanted > room:
-            raise too_long(len(prefix), wanted, self._model.window)
+        if room < 1:
+            raise too_long(len(prefix), self._model.window)
+        wanted = min(request.max_tokens or room, room)
         if request.n > self._rows:
             raise WireError(f"n: must be a whole number from 1 to {self._rows}", field="n")
         messages = hashlib.sha256(str(prefix).encode()).hexdigest()

@@ -85,7 +85,7 @@ class Completion:
     Attributes:
         messages: role (system, user, assistant) and content of each turn.
         n: replies.
-        max_tokens: of one reply; None: what the window leaves.
+        max_tokens: of one reply, or less where the window leaves less; None: what it leaves.
         temperature: 0 is greedy.
         top_p: nucleus.
         stop: a reply ends before the first of these.
@@ -216,10 +216,10 @@ def _template(value: object) -> Mapping[str, Any] | None:
     return value
 
 
-def too_long(n_prompt: int, wanted: int, window: int) -> WireError:
-    """The error of a request that does not fit."""
+def too_long(n_prompt: int, window: int) -> WireError:
+    """The error of a request whose messages alone fill the window."""
     return WireError(
-        f"the model's window is {window} tokens: {n_prompt} of the messages and {wanted} of the reply exceed it",
+        f"the model's window is {window} tokens: {n_prompt} of the messages leave no room for a reply",
         field="messages",
         code="context_length_exceeded",
     )

@@ -121,8 +121,18 @@ def test_other_paths_lengths_and_bodies(server: RetrieverServer) -> None:
     assert ask(server, "GET", "/")[0] == 404
     for length, code in (("99999999", 413), ("9" * 40, 413), ("-1", 400), ("x", 400)):
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=5) as raw:
-            raw.sendall(f"POST /retrieve HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n".encode())
+            raw.sendall(
+                f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
+            )
             assert raw.makefile("rb").readline().split()[1] == str(code).encode()
+
+
+def test_web_pages_of_elsewhere_get_no_passages(server: RetrieverServer) -> None:
+    body = {"queries": ["x"]}
+    assert ask(server, "POST", "/retrieve", body, Host="evil.example")[0] == 403
+    assert ask(server, "POST", "/retrieve", body, Origin="http://evil.example")[0] == 403
+    assert ask(server, "GET", "/health", Host="evil.example")[0] == 403
+    assert ask(server, "POST", "/retrieve", body, Host="localhost")[0] == 200
 
 
 def test_an_engine_that_breaks_is_a_500_and_no_end(

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from racelab.cli import serve_vllm
+from racelab.cli.http_server import is_loopback
 from racelab.cli.serve_chat import ChatServer, bound
-from racelab.cli.serve_judge import Wanted, is_loopback, judge
+from racelab.cli.serve_judge import Wanted, judge
 from racelab.experiments.errors import ConfigError, UnreachableError
 from racelab.experiments.models.api import ApiModel, ApiSettings
 from racelab.experiments.models.api_health import find_served
@@ -32,6 +33,7 @@ from racelab.experiments.types import GenerationRequest, Sample
 from ..experiments.tiny_run import write_tiny_model
 
 Ask = Callable[..., tuple[int, Any]]
+JSON = {"Content-Type": "application/json"}
 
 
 class Echo:
@@ -92,6 +94,7 @@ def ask(
     body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 32, **fields}
     with contextlib.closing(connection):
         text = None if method == "GET" else json.dumps(body) if raw is None else raw
+        headers = {**JSON, **headers}
         connection.request(method, path or "/v1/chat/completions", text, headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
@@ -170,8 +173,8 @@ def test_a_reply_has_what_openai_s_has(echo: tuple[ChatServer, Echo]) -> None:
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"guided_json": {}}, 400, "guided_json: is not supported here"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "takes enable_thinking"),
-        ({"max_tokens": 60}, 400, "window is 64 tokens: 5 of the messages and 60 of the reply"),
-        ({"content": "x" * 64}, 400, "window is 64 tokens"),
+        ({"content": "x" * 64}, 400, "window is 64 tokens: 64 of the messages leave no room"),
+        ({"content": "x" * 64, "max_tokens": None}, 400, "leave no room"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(
@@ -182,6 +185,78 @@ def test_what_cannot_be_answered_is_refused_by_name(
     assert says in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert "\n" not in answer["error"]["message"]
+
+
+def test_a_reply_is_given_the_room_that_the_messages_leave_however_much_is_asked_for(
+    echo: tuple[ChatServer, Echo],
+) -> None:
+    for wanted in (14, 15, 64, 131_072, None):
+        code, answer = ask(echo[0], "x" * 50, max_tokens=wanted)
+        assert (code, answer["usage"]["completion_tokens"]) == (200, 14)
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "192.168.0.9", "127.0.0.1.evil.example", "[", ""]
+)
+def test_a_name_that_a_page_had_point_here_is_refused(echo: tuple[ChatServer, Echo], host: str) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "")):
+        code, answer = ask(echo[0], method=method, path=path, headers={"Host": host})
+        assert (code, "names another machine" in answer["error"]["message"]) == (403, True)
+    assert not echo[1].sizes
+
+
+def test_the_names_of_this_machine_are_taken_and_with_a_key_all(echo: tuple[ChatServer, Echo]) -> None:
+    for host in ("localhost", "LOCALHOST:9", "127.0.0.1:80", "[::1]:8000", "127.0.0.1"):
+        assert texts(ask(echo[0], headers={"Host": host})) == ["hello"]
+    with serving(Echo(), key="k") as server:  # a proxy in front keeps its own name
+        proxied = {"Host": "judge.example", "Authorization": "Bearer k"}
+        assert texts(ask(server, headers=proxied)) == ["hello"]
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_a_page_of_another_origin_is_refused(key: str) -> None:
+    with serving(Echo(), key=key) as server:
+        sent = {"Authorization": "Bearer k"}
+        for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "https://localhost", "http://["):
+            code, answer = ask(server, headers={**sent, "Origin": origin})
+            assert (code, "another origin" in answer["error"]["message"]) == (403, True)
+        own = f"http://127.0.0.1:{server.server_port}"
+        assert texts(ask(server, headers={**sent, "Origin": own})) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+def test_only_json_is_taken_for_a_body(echo: tuple[ChatServer, Echo], kind: str) -> None:
+    code, answer = ask(echo[0], headers={"Content-Type": kind})
+    assert (code, answer["error"]["param"]) == (415, None)
+    assert texts(ask(echo[0], headers={"Content-Type": "application/JSON; charset=utf-8"})) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x00\xff\r\n\r\n", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"GET / HTTP/x\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 505),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+        (b"PUT / HTTP/1.1\r\n\r\n", 501),
+    ],
+)
+def test_what_is_no_request_is_answered_in_json_too(
+    echo: tuple[ChatServer, Echo], sent: bytes, status: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", echo[0].server_port), timeout=5) as raw:
+        raw.sendall(sent)
+        head, _, body = raw.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.split()[1] == str(status).encode()
+    assert b"Content-Type: application/json" in head
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    assert ask(echo[0], method="GET", path="/health")[0] == 200
 
 
 def test_values_that_change_nothing_are_taken(echo: tuple[ChatServer, Echo]) -> None:
@@ -249,7 +324,7 @@ def test_what_waits_is_decoded_together_and_too_much_is_told_when_to_come_back(
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=5)
         with contextlib.closing(connection):
             body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "late"}]})
-            connection.request("POST", "/v1/chat/completions", body)
+            connection.request("POST", "/v1/chat/completions", body, JSON)
             response = connection.getresponse()
             assert (response.status, response.headers["Retry-After"]) == (429, "1")
             assert json.loads(response.read())["error"]["type"] == "rate_limit_error"
@@ -290,7 +365,8 @@ def test_a_client_that_leaves_takes_its_request_with_it(
     model.go.clear()
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
     with socket.create_connection(("127.0.0.1", server.server_port)) as raw:
-        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        raw.sendall(head % len(body) + body)
         wait_for(lambda: model.sizes)
     wait_for(lambda: server.batches.waiting == 0)
     with ThreadPoolExecutor(1) as pool:  # the batch of the client that left ends by itself

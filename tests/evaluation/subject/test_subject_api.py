@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def subject(url: str, *, cache: Path | None = None, **more: Any) -> ApiSubject:
     settings = ApiSettings(
         url, "m", key_env="", timeout_s=5.0, max_retries=1, backoff_s=0.001, max_backoff_s=0.002,
-        concurrency=3, cache_dir=cache, section="server", empty_ok=True,
+        concurrency=3, cache_dir=cache, section="server", empty_ok=True, fit=True,
     )  # fmt: skip
     return ApiSubject(ApiModel(settings), **{"seed": 4, **more})
 
@@ -120,18 +121,91 @@ def test_thinking_that_the_server_keeps_apart_stands_in_front_again(reply: Behav
     assert (got.text, got.finished, got.error) == (answer.text, answer.finished, "")
 
 
-def test_no_longer_answer_is_asked_for_than_the_server_says_it_can_give() -> None:
+@pytest.mark.parametrize(
+    ("window", "bound", "sent"),
+    [
+        (4096, 131_072, None),
+        (4096, 4096, None),
+        (4096, 4095, 4095),
+        (None, 131_072, None),
+        (None, 999_999, None),
+        (None, 8192, 8192),
+    ],
+)
+def test_a_bound_that_the_window_makes_idle_is_not_sent(
+    window: int | None, bound: int, sent: int | None
+) -> None:
     with ApiServer([ok("x")]) as server:
-        list(subject(server.url, window=4096).answers([Ask("q"), Ask("q", max_tokens=9)], [0, 1], "b"))
-        list(subject(server.url).answers([Ask("q")], [0], "b"))
-    assert sorted(r.body["max_tokens"] for r in server.requests) == [9, 4096, 131072]
+        list(subject(server.url, window=window).answers([Ask("q", max_tokens=bound)], [0], "b"))
+    assert [r.body.get("max_tokens") for r in server.requests] == [sent]
+
+
+VLLM = (
+    b'{"error": {"message": "This model\'s maximum context length is 9 tokens.", "type": "x", "code": 400}}'
+)
+
+
+@pytest.mark.parametrize("body", [None, VLLM])
+def test_where_question_and_bound_are_too_much_the_window_alone_bounds_the_answer(body: bytes | None) -> None:
+    refused = Behaviour(status=400, body=body or _too_long())
+    with ApiServer([refused, ok("fine")]) as server:
+        ((_, answers),) = subject(server.url, window=64).answers([Ask("q", max_tokens=60)], [0], "b")
+    assert [r.body.get("max_tokens") for r in server.requests] == [60, None]
+    assert answers == (Answer("fine", n_tokens=1),)
+
+
+def test_shortened_answers_have_a_file_of_their_own_in_the_cache(tmp_path: Path) -> None:
+    refused = Behaviour(status=400, body=_too_long())
+    with ApiServer([refused, ok("room"), ok("whole")]) as server:
+        for _ in range(2):  # the second time the bound fits, and is another question
+            list(subject(server.url, cache=tmp_path).answers([Ask("q", max_tokens=60)], [0], "b"))
+    kept = sorted(json.loads(file.read_text())["text"] for file in tmp_path.iterdir())
+    assert kept == ["room", "whole"]
+
+
+def test_a_server_that_refuses_everything_leaves_no_answers() -> None:
+    asks = [Ask(f"q{i}", max_tokens=60) for i in range(40)]
+    for said, body in (("longer than its window", _too_long()), ("refuses every request", None)):
+        came: list[int] = []
+        with ApiServer([Behaviour(status=400, body=body)]) as server:
+            one = subject(server.url)
+            with pytest.raises(UnreachableError, match=said):
+                came.extend(i for i, _ in one.answers(asks, range(40), "b"))
+        assert came == []
+
+
+def test_questions_beyond_the_window_cost_the_others_nothing() -> None:
+    asks = [*[Ask(f"long {i}") for i in range(40)], Ask("short"), *[Ask(f"long {i}") for i in range(40, 80)]]
+    script = {"long": Behaviour(status=400, body=_too_long()), "short": ok("fine")}
+    with ApiServer(script) as server:
+        one = subject(server.url)
+        answers = dict(one.answers(asks, range(81), "b"))
+        rest = dict(one.answers(asks, [0, 1], "b"))
+        alone = dict(subject(server.url).answers(asks, [0, 1], "b"))  # an evaluation that goes on
+    assert len(answers) == 81
+    assert answers[40][0].text == "fine"
+    assert rest == alone == {i: answers[i] for i in (0, 1)}
+    assert answers[0] == (Answer("", finished=False, error="prompt exceeds the server's window"),)
+
+
+def test_a_refusal_waits_until_the_server_has_answered_somebody() -> None:
+    refused = Behaviour(status=400, body=_too_long())
+    with ApiServer({"long": refused, "short": slow(0.3, "fine")}) as server:
+        asks = [Ask("long"), Ask("short")]
+        came = [i for i, _ in subject(server.url).answers(asks, [0, 1], "b")]
+    assert came == [0, 1]
 
 
 def test_a_server_that_refuses_every_question_is_told_from_one_that_is_away() -> None:
     asks = [Ask(f"q{i}") for i in range(30)]
     with (
         ApiServer([status(400)]) as server,
-        pytest.raises(UnreachableError, match=r"up to 131072 tokens: set eval\.max_tokens"),
+        pytest.raises(UnreachableError, match=r"up to 9000 tokens: set eval\.max_tokens"),
+    ):
+        list(subject(server.url).answers([Ask(f"q{i}", max_tokens=9000) for i in range(30)], range(30), "b"))
+    with (
+        ApiServer([status(400)]) as server,
+        pytest.raises(UnreachableError, match=r"without max_tokens: set eval\.max_tokens"),
     ):
         list(subject(server.url).answers(asks, range(30), "b"))
     with pytest.raises(UnreachableError, match="no server at"):
