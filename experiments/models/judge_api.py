@@ -1,8 +1,9 @@
 """A judge that is asked in text, behind a server: the prompt and the reading of `JsonJudge`, sent as a chat.
 
 Each response is one request; what else is judged with it changes nothing. A reply without a score and a reply that
-never came are kept apart. A server that answers nobody costs a training step its scores (NaN, counted); an evaluation
-asks for the error instead (`strict`), since nothing it could do without a judge is of use.
+never came are kept apart; a prompt that the server's window does not hold is of the first kind, as for `JsonJudge`. A
+server that answers nobody costs a training step its scores (NaN, counted); an evaluation asks for the error instead
+(`strict`), since nothing it could do without a judge is of use.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class ApiJudgeSettings:
         seed: of the draws, for a server that heeds one.
         draw: another number asks for other replies to the same prompts.
         strict: a server that answers nobody is an error, not a row of NaN.
-    """
         reading: of a reply; evaluations read as their benchmarks do.
+    """
 
     high: float = 100.0
     max_tokens: int = 512
@@ -46,8 +47,8 @@ class ApiJudgeSettings:
     seed: int = 0
     draw: int = 0
     strict: bool = False
-
     reading: Reading = "last_json"
+
 
 class ApiJudge:
     """A chat's reply that ends in {"score": number}; implements `ports.Judge`."""
@@ -97,4 +98,6 @@ class ApiJudge:
 
 
 def _judged(reply: Reply) -> JudgeReply:
+    if reply.too_long:  # no other try can give a score: the benchmark's failure, not a missing answer
+        return JudgeReply(None, finished=False, error="the prompt exceeds the judge's window")
     return JudgeReply(reply.text, reply.finished, reply.n_tokens, reply.error, lost=reply.text is None)

@@ -22,7 +22,7 @@ from racelab.experiments.needs import redundancy_chat
 from racelab.experiments.ports import Judge
 from racelab.experiments.types import Criterion, JudgeItem, Prompt, Rubric, Sample
 
-from .api_server import ApiServer, ok, status
+from .api_server import ApiServer, Behaviour, ok, status
 from .scripted_chat import ScriptedChat
 
 RUBRIC = Rubric((Criterion("Is short", 1.0), Criterion("Gives a real one", 3.0)), "")
@@ -59,6 +59,23 @@ def test_replies_are_read_as_the_settings_say():
         for reading in ("last_json", "first_number")
     ]
     assert scores == [0.1, 0.805]
+
+
+TOO_LONG = Behaviour(
+    status=400, body=b'{"error": {"message": "long", "type": "x", "code": "context_length_exceeded"}}'
+)
+
+
+def test_what_the_server_s_window_does_not_hold_is_a_failure_and_not_lost():
+    with ApiServer({"Mars": ok('{"score": 73}'), "Venus": TOO_LONG}) as server:
+        chat = ApiModel(ApiSettings(server.url, "m", key_env="", max_retries=0, empty_ok=True, fit=True))
+        judge = ApiJudge(chat, ApiJudgeSettings(strict=True))
+        for _ in range(5):  # nor is it a sign of a server that answers nobody
+            result = judge.score([item("Venus 1", "Venus 2")])
+        both = judge.score([item("Mars", "Venus")])
+    (reply, _) = result.replies[0]
+    assert (reply.text, reply.error, reply.lost) == (None, "the prompt exceeds the judge's window", False)
+    assert both.scores[0].tolist() == [0.73, NONE]
 
 
 def test_the_prompt_is_that_of_the_json_judge():

@@ -130,11 +130,14 @@ def refuse(config: EvalRunConfig, found: Found) -> None:
     if config.eval.rater == "reward-model":
         if found.folder is None or found.trained is not None:
             raise ConfigError("eval.rater=reward-model needs a model folder or hub name with a scalar head")
-    elif (
-        not isinstance(config.judge, ApiJudgeConfig)
-        and config.judge.source == "policy"
-        and found.kind == "url"
-    ):
+    elif found.kind != "url":
+        return
+    elif config.rubric.format == "lines":
+        raise ConfigError(
+            "rubric.format=lines is continued as plain text, and the model under test stands behind a URL, where it is "
+            "only asked in turns; leave it out or take json, or evaluate the model on this machine"
+        )
+    elif not isinstance(config.judge, ApiJudgeConfig) and config.judge.source == "policy":
         raise ConfigError(
             "the model under test stands behind a URL, so judge.source=policy names no model of this machine; name the "
             "judge: --judge MODEL or --judge http://host:8000/v1"
@@ -218,11 +221,11 @@ def open_judge(config: EvalRunConfig, found: Found, inputs: JudgeInputs, note: N
     from racelab.experiments.models.api import ApiModel
 
     settings = judge_settings(config.judge, config.run.seed)
+    if isinstance(settings, JsonSettings | ApiJudgeSettings):
+        settings = replace(settings, reading="first_number")
     if inputs.server is not None:
         assert isinstance(settings, ApiJudgeSettings)
         return build_judge("api", chat=ApiModel(inputs.server), settings=replace(settings, strict=True))
-    if isinstance(settings, JsonSettings | ApiJudgeSettings):
-        settings = replace(settings, reading="first_number")
     folder = inputs.folder or inputs.policy
     assert folder is not None
     model = _open(config, found, folder)
