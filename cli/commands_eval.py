@@ -34,7 +34,8 @@ def register(app: typer.Typer, run: Callable[..., int]) -> None:
             str | None, typer.Option(metavar="A,B", help="Only these of the suite, as gsm8k,mmlu.")
         ] = None,
         limit: Annotated[
-            int | None, typer.Option(min=1, metavar="N", help="The first N examples of each benchmark.")
+            int | None,
+            typer.Option(min=1, metavar="N", help="N examples of each benchmark, from its tasks in turns."),
         ] = None,
         protocol: Annotated[
             str | None, typer.Option(metavar="NAME", help="olmo3-adapt (the default) or lm-eval.")

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -14,9 +15,9 @@ from racelab.cli.console import print_json, results, say
 from racelab.cli.eval_view import make_progress, print_eval_cells, print_scores
 from racelab.cli.sweep import Options, is_planning, run_cells, seeded
 from racelab.cli.train import calm_threads, command, parse_seeds, reference, run_root
-from racelab.configs.compose import Composed, compose, read_composed
+from racelab.configs.compose import Composed, compose
 from racelab.configs.idle_eval import refuse_idle
-from racelab.configs.schema_eval import BENCHMARKS, EvalRunConfig
+from racelab.configs.schema_eval import BENCHMARKS, RACE_SUITE, RUBRIC_SUITE, EvalRunConfig
 from racelab.configs.schema_launcher import asked_of_slurm
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError, RunFolderError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _URL: Final = re.compile(r"https?://", re.IGNORECASE)
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./-]+")
+_TITLE_LENGTH: Final = 30
 _PACKAGED: Final = ("embedded", "smollm2-135m")
 _ALIASES: Final = {"mbpp+": "mbpp_plus", "mbppplus": "mbpp_plus", "reward_bench_2": "rewardbench2"}
 
@@ -51,52 +53,97 @@ def evaluate(
     Raises:
         ConfigError: nothing to evaluate, or an option that cannot be.
     """
+    asked = Asked(suite, protocol, benchmarks, limit, judge)
+    if resume is not None:
+        said = [*asked.typed(), *([] if seeds is None else ["--seeds", seeds])]
+        said = said[2:] if suite == "race" else said  # the default, typed or not
+        said += ["--jobs"] * (jobs > 1) + ["--fresh"] * fresh + ["--dry-run"] * dry_run
+        return _resume(resume, [*words, *said], json_output)
     targets = [word for word in words if _is_target(word)]
     overrides = [word for word in words if not _is_target(word)]
-    if resume is not None:
-        return _resume(resume, words, json_output)
     judged = _judge_words(judge, overrides)
-    options = [f"suite={suite}", *_option_words(protocol, benchmarks, limit), *judged]
     subjects = _subjects(targets, overrides)
-    sets = [(label, [*options, *subject, *overrides]) for label, subject in subjects]
+    sets = [(label, [*asked.words(), *judged, *subject, *overrides]) for label, subject in subjects]
     several = len(sets) > 1 or seeds is not None or fresh or jobs > 1
     composed = compose(sets[0][1], config_dirs)
-    assert isinstance(composed.config, EvalRunConfig)
+    config = composed.config
+    assert isinstance(config, EvalRunConfig)
     refuse_idle(
         [*judged, *overrides],
-        composed.config,
+        config,
         [word.partition("=")[2].strip("'") for _, subject in subjects for word in subject],
         dict.fromkeys(judged, f"--judge {judge}"),
     )
-    launcher = asked_of_slurm(composed.config.launcher, composed.config.backend)
-    if several or dry_run or launcher is not None or is_planning():
-        shared = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output, print_eval_cells)
-        given = {
-            "suite": suite,
-            "protocol": protocol,
-            "benchmarks": benchmarks,
-            "limit": limit,
-            "judge": judge,
-        }
-        typed = [
-            word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))
+    launcher = asked_of_slurm(config.launcher, config.backend)
+    if not (several or dry_run or launcher is not None or is_planning()):
+        return _start(sets[0][0], composed, json_output)
+    options = Options(jobs, False, fresh, dry_run, tuple(config_dirs), json_output, print_eval_cells)
+    if dry_run:
+        for line in _questions(config):
+            say(line)
+    named = [(f"{title(config)}-{label}", words) for label, words in sets]
+    specs = [spec for label, words in named for spec in seeded(label, words, parse_seeds(seeds))]
+    typed = ["eval", *asked.typed(), *options.words(seeds), *words]
+    return run_cells(config.run.name or title(config), typed, specs, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of the command that say what is evaluated and how."""
+
+    suite: str
+    protocol: str | None
+    benchmarks: str | None
+    limit: int | None
+    judge: str | None
+
+    def words(self) -> list[str]:
+        """As overrides; the judge is `_judge_words`'."""
+        found = [f"suite={self.suite}"]
+        found += [] if self.protocol is None else [f"eval.protocol={self.protocol}"]
+        if self.benchmarks is not None:
+            names = [benchmark_name(name) for name in self.benchmarks.split(",") if name.strip()]
+            found.append(f"eval.benchmarks=[{','.join(names)}]")
+        return found if self.limit is None else [*found, f"eval.limit={self.limit}"]
+
+    def typed(self) -> list[str]:
+        """As they are typed, `--suite` first."""
+        return [
+            word
+            for name, value in asdict(self).items()
+            if value is not None
+            for word in (f"--{name}", str(value))
         ]
-        return _as_cells(suite, sets, seeds, shared, ["eval", *typed, *shared.words(seeds), *words])
-    return _start(sets[0][0], composed, json_output)
+
+
+def title(config: EvalRunConfig) -> str:
+    """What is evaluated, for names: `eval-race`, or `eval-gsm8k` where only some benchmarks of the suite are."""
+    e = config.eval
+    suites = {"race": RACE_SUITE, "rubric": RUBRIC_SUITE, "ifeval": ("ifeval",)}
+    what = e.suite if e.benchmarks == suites[e.suite] else "+".join(e.benchmarks)
+    if len(what) > _TITLE_LENGTH:
+        what = f"{e.suite}-{len(e.benchmarks)}"
+    return f"eval-{what}" if e.protocol == "olmo3-adapt" else f"eval-{what}-{e.protocol}"
+
+
+def _questions(config: EvalRunConfig) -> list[str]:
+    """What would be asked, for a dry run: benchmark by benchmark, and from where its data would come."""
+    e = config.eval
+    many = "all examples" if e.limit is None else f"{e.limit} examples"
+    lines = [
+        f"suite {e.suite}, protocol {e.protocol}, {many} of each benchmark; no server and no hub is asked now"
+    ]
+    for name in e.benchmarks:
+        bound = e.budget(name)
+        tokens = "" if bound is None else f", at most {bound} tokens an answer"
+        lines.append(f"{name}: {getattr(e.data, name) or 'data from the hub'}{tokens}")
+    return lines
 
 
 def _is_target(word: str) -> bool:
     """A model or a run; every other word is `key=value`. A URL may hold an equals sign, and so may a path."""
     key = word.partition("=")[0]
     return "=" not in word or bool(_URL.match(word)) or "/" in key or Path(word).exists()
-
-
-def _option_words(protocol: str | None, benchmarks: str | None, limit: int | None) -> list[str]:
-    found = [] if protocol is None else [f"eval.protocol={protocol}"]
-    if benchmarks is not None:
-        names = [benchmark_name(name) for name in benchmarks.split(",") if name.strip()]
-        found.append(f"eval.benchmarks=[{','.join(names)}]")
-    return found if limit is None else [*found, f"eval.limit={limit}"]
 
 
 def benchmark_name(word: str) -> str:
@@ -201,19 +248,6 @@ def _of_run(run: RunFolder) -> list[tuple[str, str]]:
     return [(str(cell.info()["name"]), str(cell.path)) for cell in ended]
 
 
-def _as_cells(
-    suite: str,
-    sets: Sequence[tuple[str, Sequence[str]]],
-    seeds: str | None,
-    options: Options,
-    typed: Sequence[str],
-) -> int:
-    """An evaluation per set of words and seed; `typed`: the command that goes on with them."""
-    given = parse_seeds(seeds)
-    specs = [spec for label, words in sets for spec in seeded(f"eval-{suite}-{label}", words, given)]
-    return run_cells(f"eval-{suite}", typed, specs, options)
-
-
 def _start(label: str, composed: Composed, json_output: bool) -> int:
     from racelab.experiments.session import new_run, prepare
 
@@ -240,7 +274,7 @@ def _start(label: str, composed: Composed, json_output: bool) -> int:
 def _run_name(config: EvalRunConfig, label: str) -> str:
     from racelab.sweeps.cells import slug
 
-    return f"{slug(f'eval-{config.eval.suite}-{label}')}-s{config.run.seed}"
+    return f"{slug(f'{title(config)}-{label}')}-s{config.run.seed}"
 
 
 def _resume(run: str, others: Sequence[str], json_output: bool) -> int:
@@ -292,8 +326,3 @@ def attempt(
         reason = folder.info().get("reason") or outcome.status
         say(f"{reason}; go on with: {go_on}")
     return outcome.exit_code, {**summary, **end, "run_id": folder.run_id, "path": str(folder.path)}
-
-
-def stored(folder: RunFolder) -> Composed:
-    """The composed config of an evaluation that is there."""
-    return read_composed(folder.path / "config" / "composed.yaml")

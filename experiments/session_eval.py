@@ -168,7 +168,8 @@ class EvalSession(Attempt):
             tracker.metrics(self.step, values)
         self.talk.finish(self.folder)
         if self._lost:
-            reason = f"{len(self._lost)} examples got no answer; `racelab resume` asks for them again"
+            n = len(self._lost)
+            reason = f"{n} {'example' if n == 1 else 'examples'} got no answer"
             return "failed", reason, len(self._rows)
         tracker.tags({"end_reason": "all examples done"})
         return "finished", "", len(self._rows)

@@ -240,6 +240,10 @@ def test_a_cut_answer_is_kept_as_cut(call: Call, home: Path) -> None:
         (["eval", "embedded", "--benchmarks", "gsm8k", "eval.limit=0"], "eval.limit"),
         (["eval", "latest", "--resume", "x"], "leave latest out"),
         (
+            ["eval", "--resume", "x", "--limit", "3", "--protocol", "lm-eval"],
+            "leave --protocol lm-eval --limit 3 out",
+        ),
+        (
             ["eval", "embedded", "--judge", "http://a/v1"],
             "--judge http://a/v1: changes nothing here: only the rubric",
         ),
