@@ -131,6 +131,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 Swept = tuple[Path, subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.slow
 def test_a_comparison_prints_results_answers_and_curves_and_draws_them(swept: Swept) -> None:
     home, done = swept
     assert done.returncode == 0, done.stderr
@@ -156,6 +157,7 @@ def test_a_comparison_prints_results_answers_and_curves_and_draws_them(swept: Sw
     assert f"Picture: {picture}" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_all_cells_finished_and_show_gives_the_same_numbers(swept: Swept) -> None:
     home, _ = swept
     again = racelab(home, "task", "--name", "frozenlake", "--condition", "all", "--json", *FAST)
@@ -176,6 +178,7 @@ def test_the_same_command_finds_all_cells_finished_and_show_gives_the_same_numbe
     assert json.loads(shown.stdout)["comparison"] == found["comparison"]
 
 
+@pytest.mark.slow
 def test_runs_and_the_summary_of_a_cell_speak_of_rlds(
     swept: Swept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +205,7 @@ def test_runs_and_the_summary_of_a_cell_speak_of_rlds(
     assert (sweep["paper"], sweep["task"], sweep["condition"]) == ("rlds", "frozenlake", "")
 
 
+@pytest.mark.slow
 def test_a_cell_that_vanished_leaves_the_comparison_of_the_others(
     swept: Swept, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +233,26 @@ def test_a_cell_that_vanished_leaves_the_comparison_of_the_others(
         assert "warning: the conditions are not compared" in capsys.readouterr().err
     finally:
         config.write_text(text)
+
+
+def test_a_damaged_record_is_a_warning_and_a_missing_one_is_left_out(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from racelab.cli import sweep_rlds
+    from racelab.experiments.runfolder import RunFolder
+
+    made = [
+        RunFolder.create(home, name, composed_yaml="{", overrides=[], info={"kind": "train", "paper": "rlds"})
+        for name in ("sweep", "cell")
+    ]
+    listed = [{"run_id": "gone", "label": "frozenlake-rlvr"}]
+    monkeypatch.setattr(RunFolder, "status", lambda run: "finished")
+    monkeypatch.setattr(sweep_rlds, "members", lambda sweep: listed)
+    assert sweep_rlds.comparison(made[0], draw=False) is None
+    assert capsys.readouterr().err == ""
+    listed.append({"run_id": made[1].run_id, "label": "frozenlake-rlds"})
+    assert sweep_rlds.comparison(made[0], draw=False) is None
+    assert "warning: the conditions are not compared" in capsys.readouterr().err
 
 
 def test_serve_retriever_refuses_an_unknown_engine(call: Call) -> None:
