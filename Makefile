@@ -59,7 +59,7 @@ venv = python=""; \
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## .venv with the locked versions and the two small models (2.4 GB; a second call does nothing)
+setup: $(STAMP) ## .venv with the locked versions and the two small models (2.7 GB; a second call does nothing)
 
 $(STAMP): pyproject.toml $(LOCK)
 	@$(call venv,setup,$(VENV),1/4)

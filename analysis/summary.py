@@ -328,4 +328,8 @@ def stored_summary(folder: RunFolder) -> dict[str, Any] | None:
     """`summary.json` of a finished run, None if there is none."""
     path = folder.path / "summary.json"
     found: dict[str, Any] | None = read_json(path) if path.exists() else None
+    if found is not None and found.get("family") == "eval":
+        from racelab.experiments.evaluation.totals import in_order
+
+        found["scores"] = {label: found["scores"][label] for label in in_order(found["scores"])}
     return found

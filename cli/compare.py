@@ -98,6 +98,10 @@ def _kept(one: Evaluation, labels: Sequence[str]) -> list[Any]:
 # --- words --------------------------------------------------------------------------------------------------------
 
 
+def _level(level: float) -> str:
+    return f"{100 * level:g} %"
+
+
 def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
@@ -120,7 +124,7 @@ def _print(found: Comparison, sides: Sequence[Side], level: float) -> None:
         "A",
         "B",
         gap,
-        f"{level:.0%} interval",
+        f"{_level(level)} interval",
         "p",
         "p (Holm)",
         "examples",
@@ -155,7 +159,7 @@ def _sentences(found: Comparison, level: float) -> list[str]:
         d = one.difference
         p = one.p if one.p_holm is None else one.p_holm
         better = "A" if d.value > 0 else "B"
-        size = f"{abs(100 * d.value):.1f} points, {level:.0%} interval of A - B {_bounds(d)}"
+        size = f"{abs(100 * d.value):.1f} points, {_level(level)} interval of A - B {_bounds(d)}"
         if d.low <= 0.0 <= d.high:
             none.append(label)
         elif p > 1.0 - level:
@@ -173,7 +177,7 @@ def _sentences(found: Comparison, level: float) -> list[str]:
         better = "A" if d.value > 0 else "B"
         apart = not d.low <= 0.0 <= d.high
         said = f"{better} is better by {abs(100 * d.value):.1f} points" if apart else "no difference is shown"
-        lines.append(f"On the suite's average {said}; {level:.0%} interval of A - B {_bounds(d)}.")
+        lines.append(f"On the suite's average {said}; {_level(level)} interval of A - B {_bounds(d)}.")
     return lines
 
 

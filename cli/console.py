@@ -68,8 +68,20 @@ def _strict(value: Any) -> Any:
     return value
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout: boxed on a terminal, else aligned columns with two spaces between, nothing cut."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> None:
+    """A table on stdout: boxed on a terminal, else aligned columns with two spaces between, nothing cut.
+
+    Args:
+        columns: headings.
+        rows: cells.
+        right: columns that are set flush right.
+        whole: columns that are not folded on a narrow terminal as long as others can be.
+    """
     if on_terminal():
         from rich.box import ROUNDED
         from rich.table import Table
@@ -77,7 +89,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
         table = Table(box=ROUNDED, header_style="bold")
         for name in columns:
-            table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+            table.add_column(
+                name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole
+            )
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         console().print(table)

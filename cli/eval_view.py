@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from racelab.cli.console import number, print_table, say, seconds
-from racelab.configs.schema_eval import BENCHMARKS
-from racelab.experiments.evaluation.totals import benchmark_of
+from racelab.cli.console import number, on_terminal, print_table, say, seconds
+from racelab.experiments.evaluation.totals import in_order
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from racelab.experiments.types import StepRecord
 
+Columns = dict[str, list[str]]
+"""Heading -> its cells."""
 _LINE_EVERY_S = 5.0
 _REDRAW_HZ = 4
 
@@ -102,7 +105,7 @@ class Lines:
             s = record.status
             lost = f"  lost={s['lost']}" if s["lost"] else ""
             far = f"{s['benchmark']}: {s['done']}/{s['total']}"
-            say(f"{far}  mean={number(s['mean'])}{lost}  eta={seconds(s['eta_s'])}")
+            say(f"{far}  mean={_mean(s['mean'])}{lost}  eta={seconds(s['eta_s'])}")
 
 
 class Bar:
@@ -139,7 +142,7 @@ class Bar:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total, said="")
         lost = f"  lost {s['lost']}" if s["lost"] else ""
-        said = f"mean {number(s['mean'])}{lost}  ETA {seconds(s['eta_s'])}"
+        said = f"mean {_mean(s['mean'])}{lost}  ETA {seconds(s['eta_s'])}"
         self._progress.update(self._tasks[name], completed=int(str(s["done"])), said=said)
 
     def note(self, text: str) -> None:
@@ -156,6 +159,11 @@ class Bar:
             self._progress = None
 
 
+def _mean(value: object) -> str:
+    """A running mean, with its unit: it stands in no table that says so."""
+    return f"{percent(value)} %" if isinstance(value, int | float) else "-"
+
+
 def percent(value: object) -> str:
     """A fraction in per cent with one decimal, as the papers print scores."""
     return number(100 * value, 1) if isinstance(value, int | float) else "-"
@@ -169,56 +177,150 @@ def interval(low: object, high: object) -> str:
 def print_scores(summary: Mapping[str, Any]) -> None:
     """The table of an evaluation's scores on stdout, and what must be known to read it on stderr."""
     stored: Mapping[str, Mapping[str, Any]] = summary["scores"]
-    scores = {label: stored[label] for label in sorted(stored, key=_place)}
-    rows = [
-        [
-            label,
-            percent(s["value"]),
-            interval(s.get("low"), s.get("high")),
-            f"{s['n']:,}",
-            f"{s['unparsed']:,}",
-            f"{s['lost']:,}",
-            str(s["metric"]),
-        ]
-        for label, s in scores.items()
-    ]
+    scores = {label: stored[label] for label in in_order(stored)}
+    columns = {
+        "benchmark": list(scores),
+        **{head: [of(s) for s in scores.values()] for head, of in _OF_SCORE},
+    }
     if summary.get("avg") is not None:
-        rows.append(["average", percent(summary["avg"]), "-", "-", "-", "-", "mean over the suite"])
-    right = ["score", "95 % interval", "examples", "unparsed", "lost"]
-    print_table(
-        ["benchmark", "score", "95 % interval", "examples", "unparsed", "lost", "metric"], rows, right
-    )
+        last = {"benchmark": "average", "score": percent(summary["avg"]), "metric": "mean over the suite"}
+        for head, cells in columns.items():
+            cells.append(last.get(head, "-"))
+    spare = [
+        "metric",
+        *(h for h in ("unparsed", "lost", "cut") if not any(c.strip("0-") for c in columns[h])),
+    ]
+    left_out = []
+    while spare and not _fits(columns):
+        left_out.append(spare.pop(0))
+        del columns[left_out[-1]]
+    fixed = {"benchmark": columns.pop("benchmark")}
+    for part in _parts(fixed, columns):
+        _print_columns(fixed | part, left=("benchmark", "metric"))
+    if left_out:
+        say(f"columns that do not fit: {', '.join(left_out)}")
+    judge = f", judge {summary['judge']}" if summary.get("judge") else ""
     say(
-        f"suite {summary['suite']}, protocol {summary['protocol']}, seed {summary['seed']}; scores in per cent, "
+        f"suite {summary['suite']}, protocol {summary['protocol']}, seed {summary['seed']}{judge}; scores in per cent, "
         "intervals by a bootstrap over examples"
     )
     for line in summary.get("notes", []):
         say(f"note: {line}")
 
 
-def _place(label: str) -> int:
-    """Where a label stands in a table: in the order of the suites."""
-    return BENCHMARKS.index(benchmark_of(label))
+_OF_SCORE: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("score", lambda s: percent(s["value"])),
+    ("95 % interval", lambda s: interval(s.get("low"), s.get("high"))),
+    ("examples", lambda s: f"{s['n']:,}"),
+    ("cut", lambda s: f"{s['cut']:,}" if s.get("answers") else "-"),
+    ("unparsed", lambda s: f"{s['unparsed']:,}"),
+    ("lost", lambda s: f"{s['lost']:,}"),
+    ("metric", lambda s: str(s["metric"])),
+)
+"""Heading -> the text of a score's cell. `cut`: answers that the token budget ended."""
+
+
+def _fits(columns: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the boxed table is no wider than the terminal; a file or a pipe takes any width."""
+    width = 1 + sum(3 + max(map(len, [head, *cells])) for head, cells in columns.items())
+    return not on_terminal() or width <= shutil.get_terminal_size().columns
+
+
+def _print_columns(columns: Mapping[str, Sequence[str]], left: Sequence[str]) -> None:
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    print_table(
+        list(columns), rows, [head for head in columns if head not in left], whole=[next(iter(columns))]
+    )
 
 
 def print_eval_cells(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table with an evaluation a line: its scores in per cent."""
-    named = {name for row in rows for name in row.get("scores") or {}}
-    labels = [
-        *sorted(named - {"avg"}, key=lambda name: (_place(name), name)),
-        *(["avg"] if "avg" in named else []),
-    ]
-    lacking = [sum((row.get("lost") or {}).values()) for row in rows]
-    last = ["lost", "took"] if any(lacking) else ["took"]
-    shown = [
-        [
-            str(row["label"]),
-            str(row["seed"]),
-            str(row["status"]),
-            *(percent((row.get("scores") or {}).get(name)) for name in labels),
-            *([f"{count:,}"] if any(lacking) else []),
-            seconds(row.get("wall_s")),
-        ]
-        for row, count in zip(rows, lacking, strict=True)
-    ]
-    print_table(["cell", "seed", "status", *labels, *last], shown, right=["seed", *labels, *last])
+    """A line for each evaluation with its scores in per cent, and one for the mean over the seeds of a label.
+
+    On a narrow terminal `took` is left out, then the status if it is the same everywhere; what is still too wide stands
+    in several tables, one below the other.
+    """
+    lines = _with_means(rows)
+    labels = in_order(name for row in rows for name in row.get("scores") or {})
+    lacking = any(row.get("lost") for row in rows)
+    fixed = {
+        "cell": [str(row["label"]) for row in lines],
+        "seed": [str(row["seed"]) for row in lines],
+        "status": [str(row["status"]) for row in lines],
+    }
+    scores = {name: [_score_cell(row, name) for row in lines] for name in labels}
+    last = {"lost": [_lost_cell(row) for row in lines]} if lacking else {}
+    took = {"took": [seconds(row.get("wall_s")) for row in lines]}
+    timed = _fits(fixed | scores | last | took)
+    if timed:
+        last |= took
+    elif not _fits(fixed | scores | last) and {row["status"] for row in rows} == {"finished"}:
+        del fixed["status"]
+    for part in _parts(fixed, scores | last):
+        _print_columns(fixed | part, left=("cell", "status"))
+    if any(scores.values()):
+        means = "mean: of the finished seeds, ± their standard deviation; " if len(lines) > len(rows) else ""
+        span = "; took: without the start of the process" if timed else ""
+        say(f"scores in per cent; {means}examples: {_sizes(rows)}{span}")
+        _say_notes([row for row in rows if row.get("scores")])
+
+
+def _with_means(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows, and below the last one of a label of which several have finished their mean and standard deviation."""
+    found: list[Mapping[str, Any]] = []
+    for label in dict.fromkeys(row["label"] for row in rows):
+        own = [row for row in rows if row["label"] == label]
+        found += own
+        ended = [row["scores"] for row in own if row["status"] == "finished" and row.get("scores")]
+        names = dict.fromkeys(name for scores in ended for name in scores)
+        values = {name: [scores[name] for scores in ended if name in scores] for name in names}
+        if len(ended) > 1:
+            means = {name: (fmean(of), stdev(of)) for name, of in values.items() if len(of) > 1}
+            found.append({"label": label, "seed": "mean", "status": f"of {len(ended)}", "scores": means})
+    return found
+
+
+def _score_cell(row: Mapping[str, Any], name: str) -> str:
+    """`41.3`, of a mean `41.3 ± 1.2`."""
+    value = (row.get("scores") or {}).get(name)
+    return " ± ".join(map(percent, value)) if isinstance(value, tuple) else percent(value)
+
+
+def _lost_cell(row: Mapping[str, Any]) -> str:
+    return "-" if row["seed"] == "mean" else f"{sum((row.get('lost') or {}).values()):,}"
+
+
+def _parts(fixed: Columns, more: Columns) -> list[Columns]:
+    """`more` in as few parts as fit beside `fixed`, at least one column in each."""
+    parts: list[Columns] = [{}]
+    for head, cells in more.items():
+        if parts[-1] and not _fits({**fixed, **parts[-1], head: cells}):
+            parts.append({})
+        parts[-1][head] = cells
+    return parts
+
+
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many examples have a score: `gsm8k 200, bbh 199 to 200`, or `200 of each`."""
+    counts = [row.get("n") or {} for row in rows]
+    found: dict[str, str] = {}
+    for label in in_order(label for of in counts for label in of):
+        low, high = (least([of[label] for of in counts if label in of]) for least in (min, max))
+        found[label] = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    if len(found) > 1 and len(set(found.values())) == 1:
+        return f"{next(iter(found.values()))} of each"
+    return ", ".join(f"{label} {n}" for label, n in found.items())
+
+
+def _say_notes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """What holds of all these evaluations, once; where the rest stands."""
+    from racelab.analysis.eval_summary import few_note
+
+    shared = [line for line in rows[0]["notes"] if all(line in row["notes"] for row in rows)]
+    least: dict[str, int] = {}
+    for row in rows:
+        least |= {label: min(n, least.get(label, n)) for label, n in row["n"].items()}
+    for line in dict.fromkeys([*shared, *few_note(least)]):
+        say(f"note: {line}")
+    more = next((row["run_id"] for row in rows if len(row["notes"]) > len(shared)), None)
+    if more is not None:
+        say(f"not all have the same notes; those of one: racelab show {more}")

@@ -90,7 +90,7 @@ def _quarantine_target(config: Config, m: RaceConfig) -> Iterator[Finding]:
         yield warn(
             "method.trqc.q_target",
             f"{target:g}",
-            f"groups whose rewards are all equal are always quarantined: {COLLAPSE_FLOOR:.1%} of them "
+            f"groups whose rewards are all equal are always quarantined: {100 * COLLAPSE_FLOOR:.1f} % of them "
             "in RACE Table "
             "13; with such a judge the rate cannot fall to the target and TRQC winds sigma_rt down to "
             "0 (it depends "

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from racelab.configs.schema import TrackingConfig
 from racelab.experiments.errors import DataError, InUseError, RunFolderError
+from racelab.experiments.evaluation.totals import in_order
 from racelab.experiments.fsio import explain, read_json
 from racelab.experiments.runfolder import RunFolder, RunLock
 from racelab.experiments.tracking.spool import read_lines, spool_files, whole_lines
@@ -65,8 +66,9 @@ _CUT: Final = frozenset({"budget", "interrupted"})
 def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
     """A cell as it stands: cell, run_id, label, seed, status, reason, wall_s and its numbers (None: not known).
 
-    That of an evaluation has `scores` too: benchmark -> score, and `avg` where there is one; and `lost`: benchmark ->
-    examples without an answer. One that failed for those has its scores all the same.
+    That of an evaluation has `scores` too: label -> score, and `avg` where there is one; `n`: label -> examples with a
+    score; `lost`: label -> examples without an answer, of those that have such; `notes`. One that failed for lost
+    examples has its scores all the same.
     """
     info = folder.info()
     status = status or folder.status()
@@ -84,7 +86,9 @@ def cell_row(folder: RunFolder, label: str, status: str | None = None) -> Row:
     summary = _summary(folder) if ended else {}
     row |= numbers(summary)
     if evaluates:
-        row |= {"scores": scores(summary), "lost": lost(summary)}
+        lost = {label: n for label, n in counts(summary, "lost").items() if n}
+        notes = [str(line) for line in summary.get("notes") or []]
+        row |= {"scores": scores(summary), "n": counts(summary, "n"), "lost": lost, "notes": notes}
     row["wall_s"] = wall_seconds(folder)
     return row
 
@@ -115,19 +119,20 @@ def numbers(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def scores(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Benchmark -> score of an evaluation's summary, those that are known; `avg` last."""
-    stored = summary.get("scores")
-    labels = stored if isinstance(stored, Mapping) else {}
-    found = {str(label): _at(labels, (label, "value")) for label in labels} | {"avg": _at(summary, ("avg",))}
+    """Label -> score of an evaluation's summary, those that are known, in the order of the suite; `avg` last."""
+    found = _by_label(summary, "value") | {"avg": _at(summary, ("avg",))}
     return {label: value for label, value in found.items() if value is not None}
 
 
-def lost(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Benchmark -> examples without an answer, of those that have such."""
+def counts(summary: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Label -> a count of an evaluation's summary, such as `n` and `lost`; in the order of the suite."""
+    return {label: int(n) for label, n in _by_label(summary, name).items() if n is not None}
+
+
+def _by_label(summary: Mapping[str, Any], name: str) -> dict[str, float | None]:
     stored = summary.get("scores")
     labels = stored if isinstance(stored, Mapping) else {}
-    found = {str(label): _at(labels, (label, "lost")) for label in labels}
-    return {label: int(count) for label, count in found.items() if count}
+    return {label: _at(labels, (label, name)) for label in in_order(map(str, labels))}
 
 
 def _at(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:

@@ -7,12 +7,12 @@ A benchmark's score is a mean over examples (micro), a mean over its domains (ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final
 
-from racelab.configs.schema_eval import RACE_SUITE, RUBRIC_SUITE
+from racelab.configs.schema_eval import BENCHMARKS, RACE_SUITE, RUBRIC_SUITE
 from racelab.experiments.evaluation.harness.stock import STOCK
 from racelab.experiments.evaluation.preference.judgebench import judgebench_total
 from racelab.experiments.evaluation.preference.rewardbench2 import rewardbench2_total
@@ -32,6 +32,7 @@ class Row:
     score: float
     status: Status
     details: Mapping[str, Any] = field(default_factory=dict)
+    judge: str = ""
 
     @classmethod
     def of_table(cls, row: Mapping[str, Any]) -> Row:
@@ -44,6 +45,7 @@ class Row:
             score=math.nan if score is None else float(score),
             status=row.get("status") or "scored",
             details=row.get("details") or {},
+            judge=str(row.get("judge") or ""),
         )
 
     @property
@@ -81,6 +83,26 @@ class Total:
 def benchmark_of(label: str) -> str:
     """`ifeval-answer` is one of IFEval's labels; any other label is its benchmark."""
     return "ifeval" if label in IFEVAL_LABELS else label
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """The labels in the order of the suites, IFEval's in that of `IFEVAL_LABELS`; what else there is comes last."""
+    order = [label for name in BENCHMARKS for label in (IFEVAL_LABELS if name == "ifeval" else (name,))]
+    found = list(dict.fromkeys(labels))
+    return [*(label for label in order if label in found), *(label for label in found if label not in order)]
+
+
+def lacks_domains(one: Total, rows: Iterable[Row], protocol: str) -> str:
+    """`mmlu: 2 of 57 subjects`, where fewer have a score than the benchmark has; else "".
+
+    Args:
+        one: the score.
+        rows: of its label.
+        protocol: decides what the benchmark has.
+    """
+    whole, word = DOMAINS.get(protocol, {}).get(one.label, (0, ""))
+    there = {row.domain for row in rows if row.domain in one.parts}
+    return f"{one.label}: {len(there)} of {whole} {word}" if len(there) < whole else ""
 
 
 def is_macro(label: str, protocol: str) -> bool:
@@ -175,6 +197,17 @@ _COUNTS: Final = ("n", "c")
 """Details that are counts: a mean of them says nothing (MBPP+: samples, and those that passed)."""
 _MACRO: Final[Mapping[str, tuple[str, ...]]] = {"olmo3-adapt": ("mmlu", "agieval")}
 """Protocol -> labels whose score is a mean over domains. BBH is micro: sum of score times n over sum of n."""
+DOMAINS: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
+    "olmo3-adapt": {
+        "mmlu": (57, "subjects"),
+        "bbh": (27, "tasks"),
+        "agieval": (8, "sets"),
+        "rewardbench2": (6, "subsets"),
+        "judgebench": (4, "categories"),
+    },
+    "lm-eval": {"mmlu": (57, "subjects"), "bbh": (27, "tasks"), "agieval": (10, "sets")},
+}
+"""Protocol -> label -> how many domains the whole benchmark has, and what they are called."""
 _NAMES: Final[Mapping[str, str]] = {
     "gsm8k": "exact_match_flex",
     "mbpp_plus": "pass_at_1",

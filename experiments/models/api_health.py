@@ -67,8 +67,18 @@ def _meant(settings: ApiSettings, url: str, listed: Sequence[Served]) -> Served:
         return next((s for s in listed if s.model == named), Served(named))
     if len(listed) == 1:
         return listed[0]
-    which = f"serves {_names(listed)}" if listed else "does not say which models it serves"
-    raise UnreachableError(f"{url} {which}; name one in {settings.section}.model")
+    if listed:
+        raise UnreachableError(f"{url} serves {_names(listed)}; name one in {settings.section}.model")
+    longer = _longer(url)
+    mend = f"its address may be {longer}, else name" if longer else "name"
+    raise UnreachableError(
+        f"{url} does not say which models it serves; {mend} one in {settings.section}.model"
+    )
+
+
+def _longer(url: str) -> str:
+    """The address that was probably meant, where the common last part of one is missing; else ""."""
+    return "" if url.rstrip("/").endswith("/v1") else f"{url.rstrip('/')}/v1"
 
 
 def _unknown(model: str, listed: Sequence[Served]) -> str:

@@ -194,7 +194,7 @@ def test_show_and_runs(root: Path, call: Call) -> None:
     assert "evaluates smollm2-135m" in shown.out
     assert "50.0" in next(line for line in shown.out.splitlines() if line.startswith("gsm8k "))
     assert "partial: only the first 20 examples" in shown.err
-    assert f"gpqa: 1 examples got no answer and are left out; `racelab resume {run.run_id}`" in shown.err
+    assert f"gpqa: 1 example got no answer and is left out; `racelab resume {run.run_id}`" in shown.err
     found = call("show", "mine", "--json").json()
     assert (found["family"], found["scores"]["gsm8k"]["value"], found["kind"]) == ("eval", 0.5, "eval")
     assert "it has no steps" in call("show", "mine", "--step", "1").err

@@ -98,7 +98,7 @@ def test_following_the_advice_ends_with_nothing_to_say(word: str, updates: int, 
 def test_the_paper_preset_warns_of_the_quarantine_target_and_of_the_trigram_floor() -> None:
     found = findings("preset=paper")
     assert set(found) == {"method.trqc.q_target", "method.routing.d_tri"}
-    assert "24.5%" in found["method.trqc.q_target"]
+    assert "24.5 %" in found["method.trqc.q_target"]
     assert "1/8 = 0.125" in found["method.routing.d_tri"]
 
 

@@ -170,6 +170,14 @@ def test_which_model_must_be_plain(models: Any, model: str, words: str) -> None:
     assert server.requests == []
 
 
+def test_an_address_without_its_last_part_is_met_with_the_whole_one() -> None:
+    with ApiServer([ok("H")], models=None) as server:
+        short = server.url.removesuffix("/v1")
+        for typed in (short, f"{short}/"):
+            with pytest.raises(UnreachableError, match=f"its address may be {server.url}, else name one"):
+                check_server(settings(typed, model="", section="server"))
+
+
 def test_an_unknown_model_is_answered_with_the_near_ones() -> None:
     with ApiServer([status(404)], models={"qwen-small": {}, "llama": {}}) as server:
         with pytest.raises(UnreachableError, match=r"no model 'qwen-smal'.*did you mean qwen-small\?"):

@@ -2,7 +2,7 @@
 
 A record has the columns of the hub's data set (`stock.py`), and one that names its subset where there are several:
 `subject` in MMLU, `task` in BBH and AGIEval; in a folder the files' names will do. AGIEval's own files are taken too,
-and `text` in place of MBPP+'s `prompt`.
+a letter for the place of MMLU's answer, and `text` in place of MBPP+'s `prompt`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from racelab.experiments.evaluation.olmo3.common import list_field, number_field
 from racelab.experiments.evaluation.types import Record
 
 _LETTERS = "ABCDEFG"
+_SHOWN_TESTS = 3
+"""Of `test_list`, by lm-eval's prompt of MBPP+."""
 
 
 def rows_of(
@@ -59,6 +61,8 @@ def _row(stock: StockTask, subset: str, record: Mapping[str, Any], where: str) -
             return {key: text_field(record, key, where) for key in ("query", "answer")}
     if stock.name == "mbpp_plus" and "prompt" not in record and "text" in record:
         record = {**record, "prompt": record["text"]}
+    if stock.name == "mmlu":
+        record = _with_place(record)
     row = {key: _value(record, key, kind, where) for key, kind in stock.columns}
     _refuse_what_breaks(stock, row, where)
     return row
@@ -72,10 +76,24 @@ def _value(record: Mapping[str, Any], key: str, kind: Kind, where: str) -> Any:
     return list(texts_field(record, key, where) if kind == "texts" else list_field(record, key, where))
 
 
+def _with_place(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """MMLU's answer as a place, where it is a letter."""
+    answer = record.get("answer")
+    letter = answer.strip() if isinstance(answer, str) else ""
+    return {**record, "answer": _LETTERS.index(letter)} if letter in tuple(_LETTERS) else record
+
+
 def _refuse_what_breaks(stock: StockTask, row: Mapping[str, Any], where: str) -> None:
     """What the task's template or scorer would fall over, long after the first answer."""
     if stock.name == "mmlu" and (len(row["choices"]) != 4 or row["answer"] not in range(4)):
-        raise DataError(f"{where}: 4 choices and an answer of 0 to 3 are needed; mend or remove the record")
+        raise DataError(
+            f"{where}: 4 choices and an answer of 0 to 3, or A to D, are needed; mend or remove the record"
+        )
+    if stock.name == "mbpp_plus" and (n := len(row["test_list"])) < _SHOWN_TESTS:
+        raise DataError(
+            f"{where}: field 'test_list' holds {n} test{'' if n == 1 else 's'}, {_SHOWN_TESTS} are needed, since "
+            "lm-eval's prompt shows so many; mend or remove the record"
+        )
     if stock.name == "agieval":
         gold = row["gold"]
         if not gold or not all(isinstance(g, int) and 0 <= g < len(row["choices"]) for g in gold):

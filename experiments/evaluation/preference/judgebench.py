@@ -34,9 +34,9 @@ LABELS: Final = {"A>B": 1, "B>A": -1}
 LIMITS: Final = {"failed_scores": 0.02, "pairs_with_failure": 0.10, "null_decisions": 0.05}
 """Shares beyond which the score says more about the judge's replies than about the rubrics."""
 _WORDS: Final = {
-    "failed_scores": "of the scores could not be read",
-    "pairs_with_failure": "of the pairs hold such a score",
-    "null_decisions": "of the decisions are none",
+    "failed_scores": "{} of the scores could not be read",
+    "pairs_with_failure": "{} of the pairs hold a score that could not be read",
+    "null_decisions": "no decision could be made in {} of the games, neither score could be read",
 }
 
 
@@ -109,7 +109,8 @@ def judgebench_total(rows: Iterable[RatedRow]) -> dict[str, float]:
 def judgebench_notes(total: Mapping[str, float]) -> tuple[str, ...]:
     """What to say about a total whose judge failed too often: one line per limit that is passed."""
     return tuple(
-        f"judgebench: {total[name]:.1%} {_WORDS[name]}; above {limit:.0%} the score is not to be trusted"
+        f"judgebench: {_WORDS[name].format(f'{100 * total[name]:.1f} %')}; above {100 * limit:.0f} % the score is not "
+        "to be trusted"
         for name, limit in LIMITS.items()
         if total.get(name, 0.0) > limit
     )

@@ -47,6 +47,8 @@ def test_log_probs_are_refused_of_a_server_before_anything_is_loaded() -> None:
         ("bbh", {"task": "chess", "input": "i", "target": "t"}, "f:1: task 'chess' is none of bbh_cot_zeroshot's: a"),
         ("mmlu", {"question": "q", "choices": ["1"], "answer": 0, "subject": "a"}, "f:1: 4 choices and an answer"),
         ("mmlu", {"question": "q", "choices": list("abcd"), "answer": 4, "subject": "a"}, "f:1: 4 choices and an"),
+        ("mmlu", {"question": "q", "choices": list("abcd"), "answer": "E", "subject": "a"}, "f:1: 4 choices and an"),
+        ("mbpp_plus", {"prompt": "p", "test_list": ["assert 1"]}, "f:1: field 'test_list' holds 1 test, 3 are needed"),
         ("agieval", {"task": "a", "query": "q", "choices": ["x"], "gold": [1]}, "f:1: field 'gold'"),
         ("agieval", {"task": "a", "question": "q", "options": ["x"], "label": "B"}, "f:1: label 'B' is none of the 1"),
         ("agieval", {"task": "a", "question": "q", "options": ["x"], "label": None}, "f:1: field 'label' has type nul"),
@@ -91,6 +93,14 @@ def test_agievals_own_layout_becomes_its_zero_shot_prompt() -> None:
 def test_a_folders_file_names_stand_for_the_subsets() -> None:
     record = {"task": "anatomy", "question": "q", "choices": list("abcd"), "answer": "2"}
     assert rows_of(STOCK["mmlu"], [("f:1", record)], ["anatomy"])["anatomy"][0]["answer"] == 2
+
+
+def test_an_answer_of_mmlu_may_be_a_letter() -> None:
+    records = [
+        (f"f:{n}", {"subject": "a", "question": "q", "choices": list("abcd"), "answer": answer})
+        for n, answer in enumerate(["D", " A ", 2])
+    ]
+    assert [row["answer"] for row in rows_of(STOCK["mmlu"], records, ["a"])["a"]] == [3, 0, 2]
 
 
 def test_the_metric_asks_the_sandbox() -> None:

@@ -114,7 +114,7 @@ def test_health_is_reported():
     lines = judgebench_notes(total)
     assert len(lines) == 3
     assert lines[0] == (
-        "judgebench: 37.5% of the scores could not be read; above 2% the score is not to be trusted"
+        "judgebench: 37.5 % of the scores could not be read; above 2 % the score is not to be trusted"
     )
 
 
