@@ -234,6 +234,7 @@ def test_what_is_checked_together_is_checked_with_what_the_run_has(
     assert "signal_delay_s=600 is not below the limit of time_min=10 min" in done.err
 
 
+@pytest.mark.slow
 def test_nodes_and_gpus_that_a_preset_leaves_open_stay_those_of_the_run(
     slurm: FakeSlurm, call: Call, home: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_an_unknown_run_says_what_is_near(call: Call, make_run: Make, words: lis
     assert "(tiny, finished)" in result.err
 
 
+@pytest.mark.slow
 def test_sync_leaves_runs_without_mlflow_alone_unless_named(call: Call, make_run: Make) -> None:
     make_run()
     assert call("sync", "--json").json() == []

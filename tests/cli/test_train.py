@@ -255,6 +255,7 @@ def test_sigkill_after_the_last_view_was_written_leaves_it_once(
     same(kill_and_resume(overrides(model, tmp_path), tmp_path, view_is_there), finished)
 
 
+@pytest.mark.slow
 def test_a_second_process_on_the_same_run_is_refused(model: Path, tmp_path: Path):
     words = overrides(model, tmp_path, **{"run.max_steps": 400})
     process = start(["train", *words])

@@ -276,6 +276,7 @@ def test_the_word_nan_is_an_option_although_yaml_and_hydra_know_the_number() -> 
     assert compose(["method.rubric.on_parse_failure=nan"]).config.method.rubric.on_parse_failure == "nan"
 
 
+@pytest.mark.slow
 def test_every_key_can_be_set_and_every_bare_last_part_finds_its_key() -> None:
     for family, words in ((RACE, []), (RLDS, ["task=frozenlake"])):
         for key in leaf_keys(family):

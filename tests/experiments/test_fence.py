@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from racelab.experiments import fence
-from racelab.experiments.attempt import Attempt, Talk
+from racelab.experiments.attempt import Talk, TrainAttempt
 from racelab.experiments.checkpoint import Checkpoint
 from racelab.experiments.errors import ConfigError, FencedError, RunFolderError
 from racelab.experiments.fsio import read_json, write_json_atomic
@@ -208,7 +208,7 @@ def test_a_job_that_the_run_was_taken_from_cannot_take_it_back(tmp_path: Path) -
         taken(run, "E", launch=OTHER, restart=1)
 
 
-class Trainer(Attempt):
+class Trainer(TrainAttempt):
     """Writes a step, does what the test wants, writes another."""
 
     def __init__(self, folder: RunFolder, between: Any) -> None:
