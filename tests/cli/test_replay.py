@@ -51,7 +51,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder.open(json.loads(done.stdout)["path"])
 
 
-@pytest.mark.slow
 def test_a_run_with_its_own_config_has_no_difference(trained: RunFolder, call: Call) -> None:
     found = call("replay", str(trained.path), "--json", "--no-plot").json()
     assert (found["differences"], found["n_differences"]) == ([], 0)
