@@ -120,7 +120,9 @@ class SuiteConfig(Section):
     suite: Literal["race", "ifeval", "rubric"]
     protocol: Literal["olmo3-adapt", "lm-eval"]
     benchmarks: tuple[BenchmarkName, ...] = Field(min_length=1)
-    limit: Count | None = Field(description="Examples of each benchmark, from its domains in turns; null: all.")
+    limit: Count | None = Field(
+        description="Examples of each benchmark, from its domains in turns; null: all."
+    )
     batch: Count = Field(description="Examples decoded together on this machine.")
     max_tokens: Count | None = Field(
         description="No answer is longer, whatever the task; null: no further bound."

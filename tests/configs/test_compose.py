@@ -261,7 +261,9 @@ def test_each_mistake_is_one_line_with_its_mend(word: str, parts: list[str]) -> 
 @pytest.mark.parametrize("key", sorted(identity_keys()))
 def test_what_a_group_decides_cannot_be_set_alone(key: str) -> None:
     group = identity_keys()[key]
-    words = {"task": ["task=frozenlake"], "condition": ["task=frozenlake"], "suite": ["suite=race"]}.get(group, [])
+    words = {"task": ["task=frozenlake"], "condition": ["task=frozenlake"], "suite": ["suite=race"]}.get(
+        group, []
+    )
     assert f"comes with the choice of {group}" in message(*words, f"{key}=x")
 
 
