@@ -42,7 +42,7 @@ def summarise_eval(folder: RunFolder, config: EvalRunConfig) -> dict[str, Any]:
     info, e = folder.info(), config.eval
     found = read_recorded(folder)
     rows = list(found.rows.values())
-    totals = suite_totals(rows, e.suite, e.protocol)
+    totals = suite_totals(rows, e.protocol)
     scores = {label: _score(one, _of(rows, label), found, config) for label, one in totals.items()}
     return {
         "family": "eval",

@@ -16,20 +16,18 @@ from racelab.cli.eval_view import make_progress, print_eval_cells, print_scores
 from racelab.cli.sweep import Options, is_planning, run_cells, seeded
 from racelab.cli.train import calm_threads, command, parse_seeds, reference, run_root
 from racelab.configs.compose import Composed, compose
-from racelab.configs.idle_eval import refuse_idle
+from racelab.configs.idle_eval import URL, refuse_idle
 from racelab.configs.schema_eval import BENCHMARKS, RACE_SUITE, RUBRIC_SUITE, EvalRunConfig
 from racelab.configs.schema_launcher import asked_of_slurm
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError, RunFolderError
+from racelab.experiments.evaluation.subject.find import PACKAGED, source_kind
 
 if TYPE_CHECKING:
     from racelab.experiments.runfolder import RunFolder
 
-_URL: Final = re.compile(r"https?://", re.IGNORECASE)
-_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./-]+")
 _TITLE_LENGTH: Final = 30
-_PACKAGED: Final = ("embedded", "smollm2-135m")
 _ALIASES: Final = {"mbpp+": "mbpp_plus", "mbppplus": "mbpp_plus", "reward_bench_2": "rewardbench2"}
 
 
@@ -143,7 +141,7 @@ def _questions(config: EvalRunConfig) -> list[str]:
 def _is_target(word: str) -> bool:
     """A model or a run; every other word is `key=value`. A URL may hold an equals sign, and so may a path."""
     key = word.partition("=")[0]
-    return "=" not in word or bool(_URL.match(word)) or "/" in key or Path(word).exists()
+    return "=" not in word or bool(URL.match(word)) or "/" in key or Path(word).exists()
 
 
 def benchmark_name(word: str) -> str:
@@ -166,7 +164,7 @@ def _judge_words(judge: str | None, overrides: Sequence[str]) -> list[str]:
     if judge is None:
         return []
     chosen = any(word.partition("=")[0] == "judge" for word in overrides)
-    if _URL.match(judge):
+    if URL.match(judge):
         return [*([] if chosen else ["judge=api-thinking"]), f"judge.base_url={_quoted(judge)}"]
     source = str(Path(judge).expanduser().absolute()) if Path(judge).expanduser().is_dir() else judge
     source = "smollm2-135m" if source == "embedded" else source
@@ -198,19 +196,20 @@ def _subjects(targets: Sequence[str], overrides: Sequence[str]) -> list[tuple[st
 
 def _of_target(target: str) -> list[tuple[str, str]]:
     """(label, subject.source) of one target, or of each cell of a sweep."""
-    if _URL.match(target):
+    kind = source_kind(target)
+    if kind == "url":
         return [(urlsplit(target).netloc.rpartition("@")[2] or "server", target)]
-    if target in _PACKAGED:
+    if kind == "packaged":
         return [(target, target)]
-    path = Path(target).expanduser()
-    if path.is_dir() and not (path / "run.json").is_file():
-        return [(path.resolve().name, str(path.resolve()))]
+    if kind == "folder":
+        path = Path(target).expanduser().resolve()
+        return [(path.name, str(path))]
     from racelab.sweeps.manifest import resolve
 
     try:
         return _of_run(resolve(run_root(""), target, trained=True))
     except RunFolderError as error:
-        if _HUB_NAME.fullmatch(target) and not path.exists():
+        if kind == "hub":
             return [(target.rpartition("/")[2], target)]
         raise ConfigError(
             f"{target}: no run, model folder, hub name (org/name), URL or packaged model of that name "
@@ -219,7 +218,7 @@ def _of_target(target: str) -> list[tuple[str, str]]:
 
 
 def _hint(target: str) -> str:
-    return did_you_mean(near(target, _PACKAGED))
+    return did_you_mean(near(target, PACKAGED))
 
 
 def _of_run(run: RunFolder) -> list[tuple[str, str]]:

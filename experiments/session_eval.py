@@ -102,7 +102,8 @@ class EvalSession(Attempt):
         tracker.metrics(self.step, metrics_of(totals, self.config.eval.suite))
         for label, one in totals.items():
             counts = f"{one.n} examples, {one.unparsed} unparsed, {one.lost} lost"
-            self.talk.note(f"{label}: {one.metric} {100 * one.value:.1f} % ({counts})")
+            value = f"{100 * one.value:.1f} %" if one.n else "-"
+            self.talk.note(f"{label}: {one.metric} {value} ({counts})")
         return True
 
     def _until_asked(self, examined: Iterator[Examined]) -> Iterator[Examined]:
@@ -147,7 +148,7 @@ class EvalSession(Attempt):
 
     def _totals(self, benchmarks: list[str]) -> dict[str, Any]:
         rows = [row for row in self._rows.values() if row.of in benchmarks]
-        return suite_totals(rows, self.config.eval.suite, self.config.eval.protocol)
+        return suite_totals(rows, self.config.eval.protocol)
 
     def _show(self, benchmark: str, done: int, total: int, eta_s: float) -> None:
         n, summed = self._sums.get(benchmark, (0, 0.0))

@@ -31,7 +31,9 @@ _PATH_KEYS: Final = (
     *(f"eval.data.{name}" for name in BENCHMARKS),
 )
 """Keys whose value may be a file or a folder of this machine."""
-_NO_PATHS: Final = frozenset({"package", "policy", "fit", "smollm2-135m", "minilm", "grid", "hub", ""})
+_NO_PATHS: Final = frozenset(
+    {"package", "policy", "fit", "smollm2-135m", "embedded", "minilm", "grid", "hub", ""}
+)
 """Values of these keys that are never a path, whatever the working directory holds."""
 _HASHED_BYTES: Final = 64 << 20
 """Up to here a file is known by its content, beyond by its time."""

@@ -33,7 +33,7 @@ class Evaluation:
     Attributes:
         found: the model under test.
         examples: benchmark -> its examples, `limit` taken.
-        lines: what to say.
+        lines: what to say; that of the model under test is said by whoever opens it.
         tasks: benchmark -> what asks and marks it: one of ours, one of lm-eval's, or one that is rated.
     """
 
@@ -97,7 +97,7 @@ def find_evaluation(config: EvalRunConfig, root: Path, known: Mapping[str, Any] 
     examples: dict[str, Sequence[Example]] = {
         name: _examples(name, task, config) for name, task in tasks.items()
     }
-    return Evaluation(found, examples, (*found.lines, *lines), tasks)
+    return Evaluation(found, examples, tuple(lines), tasks)
 
 
 def _confined() -> str:

@@ -110,17 +110,12 @@ def is_macro(label: str, protocol: str) -> bool:
     return label in _MACRO.get(protocol, ())
 
 
-def suite_totals(rows: Sequence[Row], suite: str, protocol: str) -> dict[str, Total]:
-    """Label -> its score, in the order of the suite; labels without a row are left out."""
+def suite_totals(rows: Sequence[Row], protocol: str) -> dict[str, Total]:
+    """Label -> its score, in the order of the suites; labels without a row are left out."""
     by_label: dict[str, list[Row]] = {}
     for row in rows:
         by_label.setdefault(row.label, []).append(row)
-    order = [*(RUBRIC_SUITE if suite == "rubric" else RACE_SUITE), *IFEVAL_LABELS]
-    known = [label for label in order if label in by_label]
-    return {
-        label: total(label, by_label[label], protocol)
-        for label in [*known, *(label for label in by_label if label not in known)]
-    }
+    return {label: total(label, by_label[label], protocol) for label in in_order(by_label)}
 
 
 def total(label: str, rows: Sequence[Row], protocol: str) -> Total:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from racelab.configs.idle_eval import URL
 from racelab.configs.schema_eval import EvalRunConfig, SubjectConfig
 from racelab.configs.suggest import did_you_mean, near
 from racelab.experiments.errors import ConfigError, MissingDependencyError, ModelError, RunFolderError
@@ -24,7 +25,6 @@ from racelab.experiments.runfolder import RunFolder
 
 PACKAGED: Final = {"embedded": "smollm2-135m", "smollm2-135m": "smollm2-135m"}
 """Names of the model that ships with the setup."""
-_URL: Final = re.compile(r"https?://", re.IGNORECASE)
 _HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WINDOWS: Final = ("max_position_embeddings", "n_positions")
 _PINNED: Final = ("kind", "sha256", "checkpoint_sha256", "model")
@@ -41,7 +41,7 @@ def source_kind(source: str) -> SourceKind | None:
     """What a source is by its looks and by what lies on the disk; None: none of them (a run's name, say)."""
     if source in PACKAGED:
         return "packaged"
-    if _URL.match(source):
+    if URL.match(source):
         return "url"
     path = Path(source).expanduser()
     if (path / "run.json").is_file():

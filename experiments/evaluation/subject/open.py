@@ -56,10 +56,6 @@ def _server(config: EvalRunConfig, found: Found) -> ApiSubject:
 
 
 def _local(config: EvalRunConfig, found: Found) -> LocalSubject:
-    import torch
-
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     model = open_model(config, found)
     how = {
         "engine": model.engine,

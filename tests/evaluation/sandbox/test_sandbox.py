@@ -141,10 +141,10 @@ def test_attack(account: Account, means: str, case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+# more_rights: a second namespace can be had there; it gives no way out of the first
+@pytest.mark.parametrize("case", [case for case in CASES if case != "more_rights"])
 def test_attack_in_namespaces_without_filter(account: Account, case: str) -> None:
-    if case != "more_rights":  # a second namespace can be had there; it gives no way out of the first
-        account.run("namespaces", case, "seccomp")
+    account.run("namespaces", case, "seccomp")
 
 
 @pytest.mark.slow
